@@ -1,0 +1,138 @@
+// Package backends is the contract that every compute device meets: a method
+// is a whole step of a model, and each step returns the bits of the plain Go
+// kernels in backends/cpu, whatever the device, the threads or the batch.
+//
+// All floats are float32, rounded to nearest even after each operation, in the
+// written order; the orders and the own functions (rcp, rsqrt, exp) are
+// defined in backends/cpu and told in docs/arithmetic.md.
+package backends
+
+import (
+	"fmt"
+
+	"sluice/internal/quant"
+)
+
+// A Matrix is a weight of Rows rows of Cols elements in host memory; Cols is a
+// whole number of blocks of its Type, Data exactly Rows rows.
+type Matrix struct {
+	Type       quant.Type
+	Rows, Cols int
+	Data       []byte
+}
+
+// A Linear is a matrix with an optional bias [Rows], added after the row.
+type Linear struct {
+	Matrix
+	Bias []float32
+}
+
+// An Expert is a gated feed-forward: down(SiLU(gate(x)) * up(x)).
+// Gate and Up are [ff, dim], Down is [dim, ff].
+type Expert struct {
+	Gate, Up, Down Matrix
+}
+
+// A Job gives one expert its rows of a batch: each r in Rows is an output row;
+// the input row is r divided by the k of the call.
+type Job struct {
+	Expert Expert
+	Rows   []int32
+}
+
+// A Vec is a batch of activation vectors, kept where its backend keeps it.
+type Vec interface {
+	Len() int     // positions now in the batch
+	Dim() int     // floats of one position
+	SetLen(n int) // 0 <= n <= the capacity it was made with; what was there stays
+}
+
+// A Rope is the host's table of rotations: pairs [Positions, Half] of cosine
+// and sine. Element i < Half of a head turns with element i+Half (NeoX
+// halves); elements from 2*Half on stay as they are.
+type Rope struct {
+	Half     int
+	Cos, Sin []float32
+}
+
+// KVType is the number format of a key-value cache.
+type KVType uint8
+
+const (
+	KVF16 KVType = iota // nearest even, overflow to +-65504
+	KVF32               // cleaned: below 2^-24 counts as +0
+	KVQ8                // int8 codes in blocks of 32 with a float32 scale, quantized like activations
+)
+
+func (t KVType) String() string { return [...]string{"f16", "f32", "q8"}[t] }
+
+// ParseKV reads the value of --kv.
+func ParseKV(s string) (KVType, error) {
+	for t := KVF16; t <= KVQ8; t++ {
+		if t.String() == s {
+			return t, nil
+		}
+	}
+	return 0, fmt.Errorf("unknown KV cache type %q: use f16, f32 or q8", s)
+}
+
+// KVShape is the size of a key-value cache: for each layer and position, Heads
+// keys of KeyDim floats and Heads values of ValueDim floats.
+type KVShape struct {
+	Layers, Positions, Heads, KeyDim, ValueDim int
+	Type                                       KVType
+}
+
+// Bytes is what a cache of this shape takes. KVQ8 needs dims in whole blocks of 32.
+func (s KVShape) Bytes() int64 {
+	row := func(dim int) int64 {
+		switch s.Type {
+		case KVF16:
+			return int64(dim) * 2
+		case KVF32:
+			return int64(dim) * 4
+		default:
+			return int64(dim) / 32 * 36
+		}
+	}
+	return int64(s.Layers) * int64(s.Positions) * int64(s.Heads) * (row(s.KeyDim) + row(s.ValueDim))
+}
+
+// A KV is a key-value cache of one sequence, kept by its backend.
+type KV interface {
+	Shape() KVShape
+}
+
+// A Backend runs the steps of a model. Calls come from one goroutine, in
+// order; a backend may do the work later, but Read waits for it. A step that
+// meets an activation that is NaN or above 2^50 remembers that, and the next
+// Read returns it as an *ActivationError and forgets it.
+//
+// Misuse (dims that do not fit) panics: it is the caller's bug.
+type Backend interface {
+	Name() string
+
+	NewVec(capacity, dim int) (Vec, error)
+	NewKV(KVShape) (KV, error)
+
+	Embed(x Vec, table Matrix, ids []int32)                   // x [len(ids), dim] = rows of the table, dequantized
+	RMSNorm(y, x Vec, weight []float32, eps float32)          // y = x normalised in runs of len(weight), which divides dim; y may be x
+	MatMul(y []Vec, w []Linear, x Vec)                        // y[i] [n, rows] = x [n, cols] times w[i] [rows, cols] transposed, + bias
+	RoPE(x Vec, headDim int, rope *Rope, pos int)             // row i of x, in place, at position pos+i, head by head
+	Store(kv KV, layer, pos int, k, v Vec)                    // rows of k and v become positions pos, pos+1, ... of the cache
+	Attend(y, q Vec, kv KV, layer, pos int, scale float32)    // y [n, heads*valueDim]; row i of q, at pos+i, sees keys 0..pos+i
+	ExpertGroup(out Vec, k int, jobs []Job, x Vec)            // out row r = expert of x row r/k, for each job's rows; other rows stay
+	Combine(x, out Vec, k int, weights []float32, shared Vec) // x = x + (((+0 + w0*out0) + w1*out1 ...) + shared); shared may be nil
+	Add(x, y Vec)                                             // x = x + y
+	Gather(y, x Vec, rows []int32)                            // y [len(rows), dim] = rows of x
+	Read(dst []float32, v Vec) error                          // dst [n*dim] = v; waits for all steps before it
+	Close() error
+}
+
+// An ActivationError says that a vector left the range in which the arithmetic
+// is exact: NaN, or larger than 2^50.
+type ActivationError struct{ Step string }
+
+func (e *ActivationError) Error() string {
+	return fmt.Sprintf("backends: %s: an activation is NaN or above 2^50: the weights or the prompt drive this model out of range; the request is stopped", e.Step)
+}
