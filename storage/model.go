@@ -1,9 +1,10 @@
 package storage
 
 import (
+	"errors"
+	"fmt"
+	"io"
 	"os"
-
-	"sluice/internal/quant"
 )
 
 // A File is one file of a model, open for reading.
@@ -23,6 +24,34 @@ type Model struct {
 	byName  map[string]int
 }
 
+// Open opens the model at path: a GGUF file of version 2 or 3, or any shard of
+// a split one, whose siblings are found by their names. What is wrong with the
+// bytes is a *FormatError; what is wrong with the drive is the system's error.
+func Open(path string) (*Model, error) {
+	fi, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("storage: open model: %w", err)
+	case fi.IsDir():
+		return nil, fmt.Errorf("storage: %s is a directory: name the .gguf file in it (of a split model, any shard)", path)
+	case !fi.Mode().IsRegular():
+		return nil, fmt.Errorf("storage: %s is not a regular file: a model is read at many positions, so it must lie on a drive", path)
+	}
+	return openGGUF(path)
+}
+
+// Close closes the model's files. Nothing may be reading from them.
+func (m *Model) Close() error {
+	var errs []error
+	for i := range m.Files {
+		if f := m.Files[i].f; f != nil {
+			errs = append(errs, f.Close())
+			m.Files[i].f = nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Tensor finds a tensor by its name.
 func (m *Model) Tensor(name string) (Tensor, bool) {
 	i, ok := m.byName[name]
@@ -32,4 +61,42 @@ func (m *Model) Tensor(name string) (Tensor, bool) {
 	return m.Tensors[i], true
 }
 
-var _ = quant.F32
+// ReadTensor fills dst, which is exactly as long as the tensor, with its bytes.
+// Short reads are continued. After an error the bytes in dst mean nothing.
+// Several goroutines may read at once.
+func (m *Model) ReadTensor(dst []byte, t Tensor) error {
+	if int64(len(dst)) != t.Bytes {
+		panic(fmt.Sprintf("storage: tensor %s holds %d bytes, dst %d", t.Name, t.Bytes, len(dst)))
+	}
+	file := &m.Files[t.File]
+	if n, err := readFull(file.f, dst, t.Off); err != nil {
+		at := t.Off + int64(n)
+		if errors.Is(err, io.EOF) {
+			return &FormatError{File: file.Path, Off: at, Msg: fmt.Sprintf(
+				"the file ends here, inside tensor %q, which needs bytes %d to %d: it was cut short after it was opened; copy it again",
+				t.Name, t.Off, t.Off+t.Bytes)}
+		}
+		return fmt.Errorf("storage: read tensor %q at byte %d: %w", t.Name, at, err)
+	}
+	return nil
+}
+
+// readFull fills dst from position off, however short the single reads are, and
+// says how much it got. io.EOF: the end came first.
+func readFull(r io.ReaderAt, dst []byte, off int64) (int, error) {
+	n := 0
+	for n < len(dst) {
+		k, err := r.ReadAt(dst[n:], off+int64(n))
+		n += k
+		if n == len(dst) {
+			break
+		}
+		if err != nil {
+			return n, err
+		}
+		if k == 0 {
+			return n, io.ErrNoProgress
+		}
+	}
+	return n, nil
+}
