@@ -1,0 +1,33 @@
+// Package tiers keeps experts in memory and says which of them must be read.
+// It owns every slot's accounting: what is resident, what is in use, what is
+// on its way, what leaves. It knows keys and bytes, not files, routers or
+// arithmetic.
+//
+// There is one tier now, the LRU pool in RAM (Cache). The buckets of the
+// accounting are those of all tiers: vram, pinned, lru, miss.
+package tiers
+
+import "sluice/storage"
+
+// The nouns of storage that the rooms above need.
+type (
+	// A Key names one routed expert.
+	Key = storage.Key
+	// A Model is an open model: metadata and where its tensors lie.
+	Model = storage.Model
+	// Meta is a model's metadata.
+	Meta = storage.Meta
+	// A Tensor is a weight in a file of the model.
+	Tensor = storage.Tensor
+	// An ExpertLayer is the role table of one MoE layer.
+	ExpertLayer = storage.ExpertLayer
+	// A Source reads experts.
+	Source = storage.Source
+	// SourceStats counts what a source did.
+	SourceStats = storage.SourceStats
+	// Mode is a way to read experts.
+	Mode = storage.Mode
+)
+
+// MaxParts bounds the matrices of an expert.
+const MaxParts = storage.MaxParts
