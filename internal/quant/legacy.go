@@ -63,8 +63,6 @@ func fives32(c *[256]byte, q []byte, n uint64) {
 
 // bits8 spreads the bits of x: byte k of the result is bit k.
 func bits8(x uint8) uint64 {
-	// Copies of x in all bytes; byte k keeps bit k; adding 127 or so to what
-	// is left sets the top bit exactly where something is.
-	y := uint64(x) * ones & 0x8040201008040201
-	return (y + 0x7f*ones | y) >> 7 & ones
+	y := uint64(x) * ones & 0x8040201008040201 // byte k keeps bit k alone
+	return (y + 0x7f*ones) >> 7 & ones         // whose presence sets the byte's top bit
 }

@@ -30,6 +30,42 @@ func UnpackerFor(t Type) Unpacker {
 		return unpackQ5_1
 	case Q8_0:
 		return unpackQ8_0
+	case IQ4_NL:
+		return unpackIQ4_NL
+	case MXFP4:
+		return unpackMXFP4
+	case NVFP4:
+		return unpackNVFP4
+	case Q2_K:
+		return unpackQ2_K
+	case Q3_K:
+		return unpackQ3_K
+	case Q4_K:
+		return unpackQ4_K
+	case Q5_K:
+		return unpackQ5_K
+	case Q6_K:
+		return unpackQ6_K
+	case IQ4_XS:
+		return unpackIQ4_XS
+	case IQ2_XXS:
+		return unpackIQ2_XXS
+	case IQ2_XS:
+		return unpackIQ2_XS
+	case IQ2_S:
+		return unpackIQ2_S
+	case IQ3_XXS:
+		return unpackIQ3_XXS
+	case IQ3_S:
+		return unpackIQ3_S
+	case IQ1_S:
+		return unpackIQ1_S
+	case IQ1_M:
+		return unpackIQ1_M
+	case TQ1_0:
+		return unpackTQ1_0
+	case TQ2_0:
+		return unpackTQ2_0
 	}
 	return nil
 }
@@ -48,6 +84,42 @@ func unpack(t Type, b *Block, row []byte, i int) {
 		unpackQ5_1(b, row, i)
 	case Q8_0:
 		unpackQ8_0(b, row, i)
+	case IQ4_NL:
+		unpackIQ4_NL(b, row, i)
+	case MXFP4:
+		unpackMXFP4(b, row, i)
+	case NVFP4:
+		unpackNVFP4(b, row, i)
+	case Q2_K:
+		unpackQ2_K(b, row, i)
+	case Q3_K:
+		unpackQ3_K(b, row, i)
+	case Q4_K:
+		unpackQ4_K(b, row, i)
+	case Q5_K:
+		unpackQ5_K(b, row, i)
+	case Q6_K:
+		unpackQ6_K(b, row, i)
+	case IQ4_XS:
+		unpackIQ4_XS(b, row, i)
+	case IQ2_XXS:
+		unpackIQ2_XXS(b, row, i)
+	case IQ2_XS:
+		unpackIQ2_XS(b, row, i)
+	case IQ2_S:
+		unpackIQ2_S(b, row, i)
+	case IQ3_XXS:
+		unpackIQ3_XXS(b, row, i)
+	case IQ3_S:
+		unpackIQ3_S(b, row, i)
+	case IQ1_S:
+		unpackIQ1_S(b, row, i)
+	case IQ1_M:
+		unpackIQ1_M(b, row, i)
+	case TQ1_0:
+		unpackTQ1_0(b, row, i)
+	case TQ2_0:
+		unpackTQ2_0(b, row, i)
 	default:
 		panic("quant: " + t.String() + " has no blocks to unpack")
 	}
