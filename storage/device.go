@@ -1,0 +1,210 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/offheap"
+)
+
+const (
+	slotAlign = 4096    // of slots, and the least alignment of direct reads
+	maxRead   = 1 << 30 // bytes of one read; the kernel's own limit is just under 2 GiB
+)
+
+// A ReadError is a read that failed twice: the range asked for and what came of
+// it. The failure stands at byte Off+Got. Err is io.ErrUnexpectedEOF where the
+// file ended early, else what the operating system said.
+type ReadError struct {
+	File     string
+	Off, Len int64
+	Got      int64
+	Err      error
+}
+
+func (e *ReadError) Error() string {
+	hint := "check the drive and the kernel's log"
+	if errors.Is(e.Err, io.ErrUnexpectedEOF) {
+		hint = "the file is shorter than when it was opened; fetch it again"
+	}
+	return fmt.Sprintf("storage: %s: byte %d: read %d of the %d bytes at byte %d, twice: %v; %s",
+		e.File, e.Off+e.Got, e.Got, e.Len, e.Off, e.Err, hint)
+}
+
+func (e *ReadError) Unwrap() error { return e.Err }
+
+// device is where sources touch the operating system. The zero value is the real
+// one; tests set a func to put a fault in its place.
+type device struct {
+	// directErr is what open with O_DIRECT says instead of opening.
+	directErr error
+	// ringErr is what io_uring_setup says instead of making a ring.
+	ringErr error
+	// noPopulate does as a kernel before 5.14 does, which lacks MADV_POPULATE_READ.
+	noPopulate bool
+	// result, if set, sees what a read of p at off of a file came to, and says
+	// what the source sees. In mmap mode p cannot be written to. The pools call
+	// it from several goroutines.
+	result func(file string, off int64, p []byte, n int, err error) (int, error)
+}
+
+// seen is the result of a try to read r's rest, as the source is to see it.
+func (s *experts) seen(r *read, p []byte, n int, err error) (int, error) {
+	if s.dev.result == nil {
+		return n, err
+	}
+	return s.dev.result(s.files[r.file].Path, r.off+r.done, p, n, err)
+}
+
+// rest is the memory that the next try of r has to fill.
+func (r *read) rest() []byte {
+	return r.buf[r.done:min(r.size, r.done+maxRead)]
+}
+
+// A verdict says what follows from the result of a try.
+type verdict uint8
+
+const (
+	whole  verdict = iota // the read is finished
+	more                  // it came short: go on where it stopped
+	broken                // an error or an unexpected end
+)
+
+// advance notes that a first try of r's rest gave n bytes or an error. Going on
+// happens at an aligned position; a try that gains no whole block is an
+// unexpected end. Behind need the file may end, so that no more is wanted.
+func (r *read) advance(n int, err error, align int64) verdict {
+	if err == unix.EINTR {
+		return more
+	}
+	if err != nil {
+		return broken
+	}
+	before := r.done
+	r.done += int64(n)
+	if r.done >= r.need {
+		return whole
+	}
+	r.done &^= align - 1
+	if r.done == before {
+		return broken
+	}
+	return more
+}
+
+// again is the second and last try of a broken read, whatever broke it: what is
+// missing, through the page cache, which wants no alignment.
+func (s *experts) again(r *read) {
+	p := r.buf[r.done:r.need]
+	r.retries++
+	r.asked += int64(len(p))
+	n, err := s.files[r.file].f.ReadAt(p, r.off+r.done)
+	n, err = s.seen(r, p, n, err)
+	if n == len(p) && (err == nil || err == io.EOF) {
+		return
+	}
+	r.err = s.readError(r, n, err)
+}
+
+// readError is the end of r after its second try.
+func (s *experts) readError(r *read, n int, err error) error {
+	var pe *fs.PathError // which would name the file once more
+	if errors.As(err, &pe) {
+		err = pe.Err
+	}
+	if err == nil || err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return &ReadError{File: s.files[r.file].Path, Off: r.off, Len: r.need, Got: r.done + int64(n), Err: err}
+}
+
+// errReplaced says that a path has another file than the one that was opened.
+var errReplaced = errors.New("the file was replaced since it was opened; open the model again")
+
+// openDirect opens f once more, past the page cache, and returns the alignment
+// that its reads want. It tries one, since some file systems take the flag and
+// refuse the reads.
+func (d *device) openDirect(f *File) (fd int, align int64, err error) {
+	if d.directErr != nil {
+		return -1, 0, d.directErr
+	}
+	fd, err = unix.Open(f.Path, unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, 0, err
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+			fd = -1
+		}
+	}()
+	var now, then unix.Stat_t
+	if err = unix.Fstat(fd, &now); err != nil {
+		return fd, 0, err
+	}
+	if err = unix.Fstat(int(f.f.Fd()), &then); err != nil {
+		return fd, 0, err
+	}
+	if now.Dev != then.Dev || now.Ino != then.Ino {
+		return fd, 0, errReplaced
+	}
+	align = slotAlign
+	var x unix.Statx_t // Linux 6.1 tells the alignment
+	if unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &x) == nil && x.Mask&unix.STATX_DIOALIGN != 0 {
+		align = max(align, int64(x.Dio_offset_align))
+		if x.Dio_offset_align == 0 || x.Dio_mem_align > slotAlign || align&(align-1) != 0 {
+			return fd, 0, unix.EINVAL
+		}
+	}
+	probe, err := offheap.Alloc(align)
+	if err != nil {
+		return fd, 0, err
+	}
+	defer offheap.Free(probe)
+	_, err = unix.Pread(fd, probe, 0)
+	return fd, align, err
+}
+
+// fileSystem names the kind of file system that holds f.
+func fileSystem(f *File) string {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.f.Fd()), &st); err != nil {
+		return "unknown kind"
+	}
+	switch kind := uint32(st.Type); kind {
+	case unix.TMPFS_MAGIC:
+		return "tmpfs"
+	case unix.OVERLAYFS_SUPER_MAGIC:
+		return "overlay"
+	case unix.FUSE_SUPER_MAGIC:
+		return "fuse"
+	case unix.NFS_SUPER_MAGIC:
+		return "nfs"
+	case unix.V9FS_MAGIC:
+		return "9p"
+	case 0x2fc12fc1:
+		return "zfs"
+	case unix.EXT4_SUPER_MAGIC:
+		return "ext4"
+	case unix.XFS_SUPER_MAGIC:
+		return "xfs"
+	case unix.BTRFS_SUPER_MAGIC:
+		return "btrfs"
+	default:
+		return fmt.Sprintf("kind %#x", kind)
+	}
+}
+
+// errName is the symbol of an errno, such as EINVAL, else the error's text.
+func errName(err error) string {
+	var no syscall.Errno
+	if errors.As(err, &no) {
+		return unix.ErrnoName(no)
+	}
+	return err.Error()
+}
