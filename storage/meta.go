@@ -27,7 +27,7 @@ type KV struct {
 type Meta struct {
 	file  string
 	kvs   []KV
-	offs  []int64 // where each entry begins in the file; nil if none applies
+	offs  []int64 // where each entry begins in the file; -1 if nowhere
 	index map[string]int
 	bad   *atomic.Pointer[FormatError]
 }
@@ -35,17 +35,40 @@ type Meta struct {
 // NewMeta makes metadata of entries that come from file, a name for errors.
 // It refuses a key given twice and a value of a kind that KV does not name.
 func NewMeta(file string, kvs []KV) (Meta, error) {
-	m := Meta{file: file, kvs: kvs, index: make(map[string]int, len(kvs)), bad: new(atomic.Pointer[FormatError])}
-	for i, kv := range kvs {
+	m := newMeta(file)
+	for _, kv := range kvs {
 		if _, ok := kindOf(kv.Value); !ok {
 			return Meta{}, fmt.Errorf("storage: metadata %q: a %T cannot be stored", kv.Key, kv.Value)
 		}
-		if _, dup := m.index[kv.Key]; dup {
+		if !m.add(kv, -1) {
 			return Meta{}, &FormatError{File: file, Off: -1, Msg: fmt.Sprintf("metadata key %q appears twice", kv.Key)}
 		}
-		m.index[kv.Key] = i
 	}
 	return m, nil
+}
+
+func newMeta(file string) Meta {
+	return Meta{file: file, index: map[string]int{}, bad: new(atomic.Pointer[FormatError])}
+}
+
+// add appends an entry that begins at byte off (-1: none); false if the key is
+// there already.
+func (m *Meta) add(kv KV, off int64) bool {
+	if _, dup := m.index[kv.Key]; dup {
+		return false
+	}
+	m.index[kv.Key] = len(m.kvs)
+	m.kvs = append(m.kvs, kv)
+	m.offs = append(m.offs, off)
+	return true
+}
+
+// off is where the entry of a key begins, -1 if there is no such byte.
+func (m Meta) off(key string) int64 {
+	if i, ok := m.index[key]; ok {
+		return m.offs[i]
+	}
+	return -1
 }
 
 // Err is the first entry that a getter found to be of another kind than asked
@@ -82,8 +105,10 @@ func (m Meta) Value(key string) any {
 
 // Len is the number of elements of an array; false if the key is absent or no
 // array, which is no error: for keys that may be one value or one for each layer.
-func (m Meta) Len(key string) (int, bool) {
-	switch v := m.Value(key).(type) {
+func (m Meta) Len(key string) (int, bool) { return lenOf(m.Value(key)) }
+
+func lenOf(v any) (int, bool) {
+	switch v := v.(type) {
 	case []uint8:
 		return len(v), true
 	case []int8:
@@ -170,28 +195,11 @@ func (m Meta) Strings(key string) ([]string, bool) {
 
 // Ints reads an array of integers of any width, each within int64.
 func (m Meta) Ints(key string) ([]int64, bool) {
-	var out []int64
-	var ok bool
-	switch v := m.Value(key).(type) {
-	case nil:
+	v := m.Value(key)
+	if v == nil {
 		return nil, false
-	case []uint8:
-		out, ok = toInts(v)
-	case []int8:
-		out, ok = toInts(v)
-	case []uint16:
-		out, ok = toInts(v)
-	case []int16:
-		out, ok = toInts(v)
-	case []uint32:
-		out, ok = toInts(v)
-	case []int32:
-		out, ok = toInts(v)
-	case []uint64:
-		out, ok = toInts(v)
-	case []int64:
-		out, ok = v, true
 	}
+	out, ok := intsOf(v)
 	if !ok {
 		m.mismatch(key, "an array of integers")
 	}
@@ -210,18 +218,38 @@ func (m Meta) Floats(key string) ([]float64, bool) {
 	case []float64:
 		out, ok = toFloats(v)
 	default:
-		if _, isArray := m.Len(key); isArray {
-			var ints []int64
-			if ints, ok = m.Ints(key); ok {
-				out, ok = toFloats(ints)
-			}
+		var ints []int64
+		if ints, ok = intsOf(v); ok {
+			out, ok = toFloats(ints)
 		}
 	}
 	if !ok {
 		m.mismatch(key, "an array of finite numbers")
-		return nil, false
 	}
-	return out, true
+	return out, ok
+}
+
+// intsOf is an array of integers of any width as int64s; false for anything else.
+func intsOf(v any) ([]int64, bool) {
+	switch v := v.(type) {
+	case []uint8:
+		return toInts(v)
+	case []int8:
+		return toInts(v)
+	case []uint16:
+		return toInts(v)
+	case []int16:
+		return toInts(v)
+	case []uint32:
+		return toInts(v)
+	case []int32:
+		return toInts(v)
+	case []uint64:
+		return toInts(v)
+	case []int64:
+		return v, true
+	}
+	return nil, false
 }
 
 // exact reads a value that is stored as a T.
@@ -302,13 +330,8 @@ func toFloat(v any) (float64, bool) {
 
 // mismatch remembers that key does not hold what was wanted, if it is the first.
 func (m Meta) mismatch(key, want string) {
-	i := m.index[key]
-	off := int64(-1)
-	if m.offs != nil {
-		off = m.offs[i]
-	}
-	m.bad.CompareAndSwap(nil, &FormatError{File: m.file, Off: off, Msg: fmt.Sprintf(
-		"metadata %q is %s, want %s: convert the model again with a current converter", key, describe(m.kvs[i].Value), want)})
+	m.bad.CompareAndSwap(nil, &FormatError{File: m.file, Off: m.off(key), Msg: fmt.Sprintf(
+		"metadata %q is %s, want %s: convert the model again with a current converter", key, describe(m.Value(key)), want)})
 }
 
 // describe is a value in words, short whatever it holds.

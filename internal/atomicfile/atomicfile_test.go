@@ -1,0 +1,123 @@
+package atomicfile
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// names lists a folder, so that a test sees whatever was left behind.
+func names(t *testing.T, dir string) string {
+	t.Helper()
+	es, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s []string
+	for _, e := range es {
+		s = append(s, e.Name())
+	}
+	return strings.Join(s, " ")
+}
+
+func TestWholeOrNotThere(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	if err := os.WriteFile(path, []byte("old"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Create(path); err == nil || !strings.Contains(err.Error(), "f.part is there") {
+		t.Errorf("a second writer got %v", err)
+	}
+	if _, err := f.Write([]byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := os.ReadFile(path); string(b) != "old" {
+		t.Errorf("before Commit the file holds %q", b)
+	}
+	if err := f.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	f.Abort() // must not take it back
+	if b, _ := os.ReadFile(path); string(b) != "new" {
+		t.Errorf("after Commit the file holds %q", b)
+	}
+	if _, err := f.Write(nil); err == nil {
+		t.Error("a write after Commit succeeded")
+	}
+
+	g, err := Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Write([]byte("never"))
+	g.Abort()
+	g.Abort()
+	if err := g.Commit(); err == nil {
+		t.Error("Commit after Abort succeeded")
+	}
+	if b, _ := os.ReadFile(path); string(b) != "new" {
+		t.Errorf("after Abort the file holds %q", b)
+	}
+	if got := names(t, dir); got != "f" {
+		t.Errorf("left behind: %s", got)
+	}
+}
+
+// full is a drive with no space left.
+type full struct{}
+
+func (full) Write([]byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}
+}
+
+func TestDriveFull(t *testing.T) {
+	dir := t.TempDir()
+	f, err := Create(filepath.Join(dir, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.w.Reset(full{})
+	checkFull(t, dir, f)
+}
+
+func TestDriveFullTmpfs(t *testing.T) {
+	dir := t.TempDir()
+	if err := mountTmpfs(dir, 1<<20); err != nil {
+		t.Skipf("needs the right to mount a small tmpfs: %v", err)
+	}
+	defer unmount(dir)
+	f, err := Create(filepath.Join(dir, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkFull(t, dir, f)
+}
+
+// checkFull writes until there is no space.
+func checkFull(t *testing.T, dir string, f *File) {
+	t.Helper()
+	var err error
+	for i := 0; i < 64 && err == nil; i++ {
+		_, err = f.Write(make([]byte, 64<<10))
+	}
+	if err == nil {
+		err = f.Commit()
+	}
+	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "free some space") {
+		t.Errorf("got %v", err)
+	}
+	if again := f.Commit(); again != err {
+		t.Errorf("Commit after it says %v", again)
+	}
+	if got := names(t, dir); got != "" {
+		t.Errorf("left behind: %s", got)
+	}
+}
