@@ -315,7 +315,7 @@ func checkMagic(r io.ReaderAt, size int64, name string) error {
 	switch {
 	case size == 0:
 		looks = "it is empty"
-	case size < 4 && has(ggufMagic[:size]):
+	case size < 4 && ggufMagic[:size] == string(head):
 		looks = "it is cut short"
 	case has("tjgg"), has("lmgg"), has("fmgg"), has("algg"):
 		looks = "it is an older ggml format: convert the model again with a current converter"
@@ -342,6 +342,7 @@ type parser struct {
 	end  int64 // where a header must end: the file's size, or maxHeader
 	pos  int64 // INVARIANT: pos <= end
 	err  error
+	word [8]byte // for u32 and u64, so that they allocate nothing
 }
 
 // fail keeps bad data at byte off as the error, if it is the first.
@@ -389,19 +390,23 @@ func (p *parser) skip(n int) {
 }
 
 func (p *parser) u32(what string) uint32 {
-	var b [4]byte
-	if p.need(4, what) {
-		p.Read(b[:])
+	if !p.need(4, what) {
+		return 0
 	}
-	return binary.LittleEndian.Uint32(b[:])
+	if _, err := p.Read(p.word[:4]); err != nil {
+		return 0
+	}
+	return binary.LittleEndian.Uint32(p.word[:])
 }
 
 func (p *parser) u64(what string) uint64 {
-	var b [8]byte
-	if p.need(8, what) {
-		p.Read(b[:])
+	if !p.need(8, what) {
+		return 0
 	}
-	return binary.LittleEndian.Uint64(b[:])
+	if _, err := p.Read(p.word[:]); err != nil {
+		return 0
+	}
+	return binary.LittleEndian.Uint64(p.word[:])
 }
 
 // count reads how many items follow, of at least least bytes each, and refuses
