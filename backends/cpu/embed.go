@@ -1,0 +1,63 @@
+package cpu
+
+import (
+	"fmt"
+
+	"sluice/backends"
+	"sluice/internal/quant"
+)
+
+// embedStep copies rows of a table; an item is one row.
+type embedStep struct {
+	x     []float32
+	dim   int
+	table backends.Matrix
+	ids   []int32
+}
+
+// Embed makes x [len(ids), dim] of the table's rows: the values that ggml's C
+// library decodes, cleaned. It sets the length of x.
+func (b *Backend) Embed(x backends.Vec, table backends.Matrix, ids []int32) {
+	v := x.(*vec)
+	checkMatrix("Embed", &table)
+	if table.Cols != v.dim {
+		panic(fmt.Sprintf("backends/cpu: Embed: rows of %d into a vector of %d", table.Cols, v.dim))
+	}
+	for _, id := range ids {
+		if id < 0 || int(id) >= table.Rows {
+			panic(fmt.Sprintf("backends/cpu: Embed: token %d of a table of %d rows", id, table.Rows))
+		}
+	}
+	v.SetLen(len(ids))
+	b.embed = embedStep{v.data, v.dim, table, ids}
+	b.do("Embed", &b.embed, len(ids), prepareGrain/v.dim)
+	b.embed = embedStep{}
+}
+
+func (s *embedStep) run(_ *worker, lo, hi int) {
+	bytes := s.table.Type.RowBytes(s.dim)
+	for i := lo; i < hi; i++ {
+		x, at := s.x[i*s.dim:(i+1)*s.dim], int(s.ids[i])*bytes
+		quant.Dequantize(s.table.Type, x, s.table.Data[at:at+bytes])
+		for j, f := range x {
+			x[j] = clean(f)
+		}
+	}
+}
+
+// Gather makes y [len(rows), dim] of rows of x, which is not y, and sets the
+// length of y.
+func (b *Backend) Gather(y, x backends.Vec, rows []int32) {
+	to, from := y.(*vec), x.(*vec)
+	if to.dim != from.dim || to == from {
+		panic(fmt.Sprintf("backends/cpu: Gather: rows of %d into a vector of %d", from.dim, to.dim))
+	}
+	to.SetLen(len(rows))
+	d := to.dim
+	for i, r := range rows {
+		if r < 0 || int(r) >= from.n {
+			panic(fmt.Sprintf("backends/cpu: Gather: row %d of %d", r, from.n))
+		}
+		copy(to.data[i*d:(i+1)*d], from.data[int(r)*d:])
+	}
+}

@@ -1,0 +1,184 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"unsafe"
+
+	"sluice/backends"
+	"sluice/internal/offheap"
+	"sluice/internal/quant"
+)
+
+// A cache keeps keys and values apart, each as [layer, head, position, dim], so
+// that the keys which one head walks lie side by side.
+type cache struct {
+	shape backends.KVShape
+	k, v  plane
+}
+
+// A plane is the keys or the values of all layers, in one of three formats.
+type plane struct {
+	dim   int
+	f16   []uint16
+	f32   []float32
+	q8    []int8    // codes, with
+	scale []float32 // one scale for 32 of them
+}
+
+// NewKV makes an empty cache, its memory resident, freed by Close.
+func (b *Backend) NewKV(s backends.KVShape) (backends.KV, error) {
+	if s.Layers < 1 || s.Positions < 1 || s.Heads < 1 || s.KeyDim < 1 || s.ValueDim < 1 || s.Type > backends.KVQ8 {
+		return nil, fmt.Errorf("backends/cpu: a key-value cache of shape %+v: all sizes must be at least 1", s)
+	}
+	if s.Type == backends.KVQ8 && (s.KeyDim%32 != 0 || s.ValueDim%32 != 0) {
+		return nil, fmt.Errorf("backends/cpu: --kv q8 keeps blocks of 32, but this model has keys of %d and values of %d: use f16 or f32", s.KeyDim, s.ValueDim)
+	}
+	rows := s.Layers * s.Positions * s.Heads
+	mem, err := offheap.Alloc(s.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("backends/cpu: no memory for a key-value cache of %d bytes (a smaller --ctx or --kv q8 takes less): %w", s.Bytes(), err)
+	}
+	offheap.Populate(mem)
+	b.owned = append(b.owned, mem)
+	c := &cache{shape: s}
+	rest := mem
+	for _, p := range []*plane{&c.k, &c.v} {
+		p.dim = s.KeyDim
+		if p == &c.v {
+			p.dim = s.ValueDim
+		}
+		n := rows * p.dim
+		switch s.Type {
+		case backends.KVF16:
+			p.f16, rest = cut[uint16](rest, n)
+		case backends.KVF32:
+			p.f32, rest = cut[float32](rest, n)
+		default:
+			p.scale, rest = cut[float32](rest, n/32)
+			p.q8, rest = cut[int8](rest, n) // a multiple of 32 bytes: what follows stays aligned
+		}
+	}
+	return c, nil
+}
+
+// cut takes n values of T off the front of b, which is aligned for them.
+func cut[T any](b []byte, n int) ([]T, []byte) {
+	var t T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n), b[n*int(unsafe.Sizeof(t)):]
+}
+
+// Shape is what the cache was made for.
+func (c *cache) Shape() backends.KVShape { return c.shape }
+
+// row is the number of a key or value in its plane.
+func (c *cache) row(layer, head, pos int) int {
+	return (layer*c.shape.Heads+head)*c.shape.Positions + pos
+}
+
+// put stores x as row r. It says false if an x is NaN or above 2^50.
+func (p *plane) put(r int, x []float32) bool {
+	at := r * p.dim
+	switch {
+	case p.f16 != nil:
+		dst := p.f16[at : at+p.dim]
+		for i, f := range x {
+			dst[i] = quant.ToF16Saturate(f)
+		}
+	case p.f32 != nil:
+		dst := p.f32[at : at+p.dim]
+		for i, f := range x {
+			if math.Float32bits(f)&^signMask < kvTinyBits {
+				f = 0
+			}
+			dst[i] = f
+		}
+	default:
+		return p.putQ8(at, x)
+	}
+	_, ok := largestOf(x)
+	return ok
+}
+
+const kvTinyBits = (127 - 24) << 23 // kvTiny
+
+// putQ8 quantizes like an activation, except that a block whose scale is below
+// 2^-24 (its largest value below 7.6e-6) is kept as zeros, so that what get
+// returns is 0 or at least 2^-24, as in the other formats.
+func (p *plane) putQ8(at int, x []float32) bool {
+	good := true
+	var sum [2]int32
+	for i := 0; i < len(x); i += 32 {
+		code := p.q8[at+i : at+i+32]
+		d, ok := quantize(code, sum[:], x[i:i+32])
+		if d < kvTiny {
+			d = 0
+			clear(code)
+		}
+		p.scale[(at+i)/32] = d
+		good = good && ok
+	}
+	return good
+}
+
+// get gives row r as floats; dst is memory to use for it.
+func (p *plane) get(r int, dst []float32) []float32 {
+	at := r * p.dim
+	switch {
+	case p.f32 != nil:
+		return p.f32[at : at+p.dim]
+	case p.f16 != nil:
+		dst = dst[:p.dim]
+		for i, h := range p.f16[at : at+p.dim] {
+			dst[i] = fromF16(h)
+		}
+	default:
+		dst = dst[:p.dim]
+		for i := 0; i < len(dst); i += 32 {
+			d := p.scale[(at+i)/32]
+			code, dst := (*[32]int8)(p.q8[at+i:]), (*[32]float32)(dst[i:])
+			for j, c := range code {
+				dst[j] = float32(float32(c) * d)
+			}
+		}
+	}
+	return dst
+}
+
+// storeStep puts keys and values into a layer of a cache; an item is one position.
+type storeStep struct {
+	c          *cache
+	layer, pos int
+	k, v       []float32
+}
+
+// Store makes the rows of k [n, heads*keyDim] and v [n, heads*valueDim] the
+// positions pos, pos+1, ... of the layer.
+func (b *Backend) Store(kv backends.KV, layer, pos int, k, v backends.Vec) {
+	c, kx, vx := kv.(*cache), k.(*vec), v.(*vec)
+	s := &c.shape
+	if kx.dim != s.Heads*s.KeyDim || vx.dim != s.Heads*s.ValueDim || kx.n != vx.n {
+		panic(fmt.Sprintf("backends/cpu: Store: keys [%d, %d], values [%d, %d] into a cache of shape %+v", kx.n, kx.dim, vx.n, vx.dim, *s))
+	}
+	if layer < 0 || layer >= s.Layers || pos < 0 || pos+kx.n > s.Positions {
+		panic(fmt.Sprintf("backends/cpu: Store: layer %d, positions %d to %d of a cache of shape %+v", layer, pos, pos+kx.n, *s))
+	}
+	b.store = storeStep{c, layer, pos, kx.rows(), vx.rows()}
+	b.do("Store", &b.store, kx.n, prepareGrain/(kx.dim+vx.dim))
+	b.store = storeStep{}
+}
+
+func (s *storeStep) run(w *worker, lo, hi int) {
+	c, good := s.c, true
+	heads, kd, vd := c.shape.Heads, c.shape.KeyDim, c.shape.ValueDim
+	for ; lo < hi; lo++ {
+		for h := range heads {
+			r, i := c.row(s.layer, h, s.pos+lo), lo*heads+h
+			good = c.k.put(r, s.k[i*kd:(i+1)*kd]) && good
+			good = c.v.put(r, s.v[i*vd:(i+1)*vd]) && good
+		}
+	}
+	if !good {
+		w.p.outOfRange.Store(true)
+	}
+}

@@ -1,0 +1,166 @@
+package cpu
+
+import "math"
+
+// A quantized is a batch of vectors as integer rows meet them: blocks of 32 or
+// 256 int8 codes under one scale. The batch is one run of blocks, since each
+// vector is a whole number of them.
+type quantized struct {
+	block int       // 32 or 256
+	code  []int8    // [n, cols]
+	scale []float32 // [n, cols/block]
+	sum   []int32   // [n, cols/16], of the codes
+}
+
+func (q *quantized) grow(floats int) {
+	q.code = grown(q.code, floats)
+	q.scale = grown(q.scale, floats/q.block)
+	q.sum = grown(q.sum, floats/16)
+}
+
+// grown gives s the length n, in new memory if it has not the capacity.
+func grown[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+// quantize turns block x into codes -127..127 and returns its scale:
+//
+//	a = largest |x|; if a < 2^-50 the scale is +0 and so are the codes
+//	d = a * 0x1.020408p-7 (about 1/127), code = x * (127 * rcp(a)), half to even
+//
+// code is as long as x, sum[g] the sum of codes 16g .. 16g+15. ok is false if
+// an x is NaN or above 2^50; then the block counts as zeros.
+func quantize(code []int8, sum []int32, x []float32) (d float32, ok bool) {
+	a, ok := largestOf(x)
+	if !ok || a < tinyBits {
+		clear(code)
+		clear(sum)
+		return 0, ok
+	}
+	s := float32(127 * Rcp(math.Float32frombits(a)))
+	for g := range sum {
+		x, code := (*[16]float32)(x[16*g:]), (*[16]int8)(code[16*g:])
+		var n int32
+		for i, v := range x {
+			c := int32(math.Float32bits(float32(v*s)+rounder) - rounderBits)
+			code[i] = int8(c)
+			n += c
+		}
+		sum[g] = n
+	}
+	return float32(math.Float32frombits(a) * 0x1.020408p-7), true
+}
+
+// largestOf gives the bits of the largest |x|; ok is false above 2^50 or with a NaN.
+func largestOf(x []float32) (bits uint32, ok bool) {
+	for _, v := range x {
+		bits = max(bits, math.Float32bits(v)&^signMask)
+	}
+	return bits, bits <= largestBits
+}
+
+// A form is what a vector becomes before rows multiply it.
+type form uint8
+
+const (
+	by32    form = iota // quantized, for formats of 32
+	by256               // quantized, for K and IQ formats
+	cleaned             // floats, for float rows
+	forms
+)
+
+// formOf is the form for a type's activation block.
+func formOf(actBlock int) form {
+	switch actBlock {
+	case 32:
+		return by32
+	case 256:
+		return by256
+	default:
+		return cleaned
+	}
+}
+
+// inputs are the n vectors of one step in the forms that its weights need.
+type inputs struct {
+	n, cols int
+	have    [forms]bool
+	q       [2]quantized // by32, by256
+	f       []float32    // cleaned [n, cols]
+}
+
+// A preparation is the step that fills one form of inputs from x.
+type preparation struct {
+	in   *inputs
+	form form
+	x    []float32 // [n, cols]
+}
+
+// cleanRun is the item of a preparation into cleaned floats.
+const cleanRun = 256
+
+// prepareGrain keeps a share at 4096 floats or more: about as long as a fork takes.
+const prepareGrain = 4096
+
+// prepare fills the form from x unless it is there.
+func (b *Backend) prepare(in *inputs, f form, x []float32) {
+	if in.have[f] {
+		return
+	}
+	in.have[f] = true
+	s := &b.preparation
+	*s = preparation{in, f, x}
+	if f == cleaned {
+		in.f = grown(in.f, len(x))
+		b.pool.do(s, (len(x)+cleanRun-1)/cleanRun, prepareGrain/cleanRun)
+		return
+	}
+	q := &in.q[f]
+	q.block = 32
+	if f == by256 {
+		q.block = 256
+	}
+	q.grow(len(x))
+	b.pool.do(s, len(x)/q.block, prepareGrain/q.block)
+}
+
+// reset makes in the n vectors of a new step, in no form yet.
+func (in *inputs) reset(n, cols int) { in.n, in.cols, in.have = n, cols, [forms]bool{} }
+
+func (s *preparation) run(w *worker, lo, hi int) {
+	good := true
+	if s.form == cleaned {
+		lo, hi = lo*cleanRun, min(hi*cleanRun, len(s.x))
+		good = cleanTo(s.in.f[lo:hi], s.x[lo:hi])
+	} else {
+		q := &s.in.q[s.form]
+		n := q.block
+		for i := lo; i < hi; i++ {
+			d, ok := quantize(q.code[i*n:(i+1)*n], q.sum[i*n/16:(i+1)*n/16], s.x[i*n:(i+1)*n])
+			q.scale[i] = d
+			good = good && ok
+		}
+	}
+	if !good {
+		w.p.outOfRange.Store(true)
+	}
+}
+
+// cleanTo is dst = clean(x); false if an x is NaN or above 2^50.
+func cleanTo(dst, x []float32) bool {
+	var top uint32
+	dst = dst[:len(x)]
+	for i, v := range x {
+		b := math.Float32bits(v)
+		a := b &^ signMask
+		if a < tinyBits {
+			b = 0
+		}
+		top = max(top, a)
+		dst[i] = math.Float32frombits(b)
+	}
+	return top <= largestBits
+}

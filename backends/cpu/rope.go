@@ -1,0 +1,49 @@
+package cpu
+
+import (
+	"fmt"
+
+	"sluice/backends"
+)
+
+// ropeStep turns the heads of rows; an item is one row.
+type ropeStep struct {
+	x            []float32
+	dim, headDim int
+	rope         *backends.Rope
+	pos          int
+}
+
+// RoPE turns row i of x, in place, to position pos+i. In each head of headDim
+// floats, with c and s of the position and j < Half:
+//
+//	x[j], x[j+Half] = (x[j]*c) - (x[j+Half]*s), (x[j+Half]*c) + (x[j]*s)
+func (b *Backend) RoPE(x backends.Vec, headDim int, rope *backends.Rope, pos int) {
+	v := x.(*vec)
+	if headDim < 1 || v.dim%headDim != 0 || rope.Half < 0 || 2*rope.Half > headDim {
+		panic(fmt.Sprintf("backends/cpu: RoPE: x of %d, heads of %d, %d pairs", v.dim, headDim, rope.Half))
+	}
+	if end := (pos + v.n) * rope.Half; pos < 0 || end > len(rope.Cos) || end > len(rope.Sin) {
+		panic(fmt.Sprintf("backends/cpu: RoPE: positions %d to %d of a table of %d cosines", pos, pos+v.n, len(rope.Cos)))
+	}
+	b.rope = ropeStep{v.data, v.dim, headDim, rope, pos}
+	b.do("RoPE", &b.rope, v.n, prepareGrain/v.dim)
+	b.rope = ropeStep{}
+}
+
+func (s *ropeStep) run(_ *worker, lo, hi int) {
+	half := s.rope.Half
+	for ; lo < hi; lo++ {
+		at := (s.pos + lo) * half
+		cos, sin := s.rope.Cos[at:at+half], s.rope.Sin[at:at+half]
+		row := s.x[lo*s.dim : (lo+1)*s.dim]
+		for ; len(row) > 0; row = row[s.headDim:] {
+			a, b := row[:half], row[half:2*half]
+			for j, c := range cos {
+				n, x, y := sin[j], a[j], b[j]
+				a[j] = float32(x*c) - float32(y*n)
+				b[j] = float32(y*c) + float32(x*n)
+			}
+		}
+	}
+}

@@ -1,0 +1,301 @@
+package cpu
+
+import (
+	"encoding/binary"
+	"math"
+
+	"sluice/backends"
+	"sluice/internal/quant"
+)
+
+// tile is the number of positions that share one unpacking of a weight block:
+// their eight lanes take 1.5 KiB and their packed codes of 2048 columns
+// 256 KiB, so both stay in a core's caches.
+const tile = 48
+
+// A product is one matrix times some positions of a step's inputs.
+type product struct {
+	m      backends.Matrix
+	bias   []float32
+	in     *inputs
+	n      int     // positions
+	inRow  []int32 // position j is row inRow[j]/inDiv of in; nil: row inBase+j
+	inDiv  int32
+	inBase int
+	y      []float32 // position j goes to row yRow[j] of y; nil: row j
+	yRow   []int32
+	stride int // floats from one row of y to the next
+
+	// Derived by prepare.
+	form    form
+	kind    quant.Kind
+	act     int // elements of an activation block; 0 for float rows
+	rowLen  int // bytes
+	unpack  quant.Unpacker
+	first   int // number of its first item among those of all products
+	perItem int // rows of an item
+}
+
+// products is the step of several matrices, their rows claimed in chunks.
+type products struct {
+	list  []product
+	items int
+}
+
+// add appends one product. Its items are about itemWork multiply-adds; with
+// several positions at least 32 rows, so that packing their codes, which each
+// item does for itself, is a small part of it.
+func (s *products) add(p product) {
+	t := p.m.Type
+	p.kind, p.act = t.Kind(), t.ActBlock()
+	p.form, p.rowLen = formOf(p.act), t.RowBytes(p.m.Cols)
+	if p.kind != quant.Float {
+		p.unpack = quant.UnpackerFor(t)
+	}
+	p.perItem = max(4, itemWork/(p.m.Cols*p.n+1))
+	if p.n > 1 {
+		p.perItem = max(32, p.perItem)
+	}
+	p.first = s.items
+	s.items += (p.m.Rows + p.perItem - 1) / p.perItem
+	s.list = append(s.list, p)
+}
+
+// itemWork is the multiply-adds of an item: some 50 us, against about one that
+// claiming it may cost.
+const itemWork = 1 << 16
+
+func (s *products) reset() { s.list, s.items = s.list[:0], 0 }
+
+// drop lets go of the caller's memory.
+func (s *products) drop() { clear(s.list[:cap(s.list)]) }
+
+// product rows of items lo..hi.
+func (s *products) run(w *worker, lo, hi int) {
+	for ; lo < hi; lo++ {
+		i, j := 0, len(s.list) // the last product whose first item is <= lo
+		for j-i > 1 {
+			if h := (i + j) / 2; s.list[h].first <= lo {
+				i = h
+			} else {
+				j = h
+			}
+		}
+		p := &s.list[i]
+		r := (lo - p.first) * p.perItem
+		p.rows(&w.scratch, r, min(r+p.perItem, p.m.Rows))
+	}
+}
+
+// A scratch is the memory of one worker.
+type scratch struct {
+	block  quant.Block
+	lane   [8][tile]float32
+	lane16 [tile][16]float32
+	weight [256]float32
+	row    [tile]int // of the inputs, for each position of the tile
+	packed []int64   // [tile/3, cols]: codes of three positions
+	attend attendScratch
+}
+
+// rows computes rows lo..hi of the product for all of its positions.
+func (p *product) rows(s *scratch, lo, hi int) {
+	for t := 0; t < p.n; t += tile {
+		n := min(tile, p.n-t)
+		for j := range n {
+			s.row[j] = p.inBase + t + j
+			if p.inRow != nil {
+				s.row[j] = int(p.inRow[t+j] / p.inDiv)
+			}
+		}
+		if p.act != 0 && n > 1 {
+			p.pack(s, n)
+		}
+		for r := lo; r < hi; r++ {
+			row := p.m.Data[r*p.rowLen : (r+1)*p.rowLen]
+			switch {
+			case p.act == 0:
+				p.floatRow(s, row, n)
+				for j := range n {
+					p.put(t+j, r, tree16(&s.lane16[j]))
+				}
+			case n == 1:
+				p.put(t, r, p.quantRow1(s, row))
+			default:
+				p.quantRow(s, row, n)
+				l := &s.lane
+				for j := range n {
+					p.put(t+j, r, ((l[0][j]+l[4][j])+(l[2][j]+l[6][j]))+((l[1][j]+l[5][j])+(l[3][j]+l[7][j])))
+				}
+			}
+		}
+	}
+}
+
+// put writes element r of position j's result.
+func (p *product) put(j, r int, v float32) {
+	if p.bias != nil {
+		v += p.bias[r]
+	}
+	if p.yRow != nil {
+		j = int(p.yRow[j])
+	}
+	p.y[j*p.stride+r] = v
+}
+
+// pack fills s.packed with the codes of the tile's n positions.
+func (p *product) pack(s *scratch, n int) {
+	cols := p.m.Cols
+	q := &p.in.q[p.form]
+	s.packed = grown(s.packed, tile/3*cols)
+	codes := func(j int) []int8 {
+		if j >= n {
+			return nil
+		}
+		return q.code[s.row[j]*cols : (s.row[j]+1)*cols]
+	}
+	for j := 0; j < n; j += 3 {
+		pack3(s.packed[j/3*cols:(j/3+1)*cols], codes(j), codes(j+1), codes(j+2))
+	}
+}
+
+// term is a block's term from its exact sums: S of codes times activation
+// codes, M of mins times sums of activation codes, d the activations' scale.
+func term(kind quant.Kind, b *quant.Block, s, m int32, d float32) float32 {
+	t := float32(float32(s) * b.W)
+	switch kind {
+	case quant.Plus:
+		t += float32(float32(m) * b.MinW)
+	case quant.Minus:
+		t -= float32(float32(m) * b.MinW)
+	}
+	return float32(t * d)
+}
+
+// quantRow1 is a row times the one position of the tile: block b goes to lane
+// b mod 8, then the tree.
+func (p *product) quantRow1(s *scratch, row []byte) float32 {
+	cols, q, x := p.m.Cols, &p.in.q[p.form], s.row[0]
+	code := q.code[x*cols : (x+1)*cols]
+	scale := q.scale[x*cols/q.block : (x+1)*cols/q.block]
+	sum := q.sum[x*cols/16 : (x+1)*cols/16]
+	var l [8]float32
+	b := &s.block
+	for i, d := range scale {
+		p.unpack(b, row, i)
+		switch {
+		case p.act == 256:
+			var m int32
+			if p.kind == quant.Minus {
+				m = mins256(&b.Min, (*[16]int32)(sum[16*i:]))
+			}
+			l[i&7] += term(p.kind, b, dot256(b, (*[256]int8)(code[256*i:])), m, d)
+		case p.m.Type == quant.NVFP4:
+			c, x := (*[32]int8)(b.Code[:]), (*[32]int8)(code[32*i:])
+			l[i&7] += float32(float32(float32(dot16((*[16]int8)(c[:]), (*[16]int8)(x[:])))*b.W) * d)
+			l[i&7] += float32(float32(float32(dot16((*[16]int8)(c[16:]), (*[16]int8)(x[16:])))*b.W2) * d)
+		default:
+			l[i&7] += term(p.kind, b, dot32((*[32]int8)(b.Code[:]), (*[32]int8)(code[32*i:])), sum[2*i]+sum[2*i+1], d)
+		}
+	}
+	return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
+}
+
+// quantRow fills s.lane[:][:n] with the lanes of a row times the n positions
+// of the tile, each block unpacked once.
+func (p *product) quantRow(s *scratch, row []byte, n int) {
+	cols, q := p.m.Cols, &p.in.q[p.form]
+	blocks, sums := cols/q.block, cols/16
+	for i := range s.lane {
+		clear(s.lane[i][:n])
+	}
+	b := &s.block
+	for i := range blocks {
+		p.unpack(b, row, i)
+		lane := s.lane[i&7][:n]
+		for j := 0; j < n; j += 3 {
+			x := s.packed[j/3*cols+i*q.block:]
+			end := min(j+3, n)
+			var t, t2 [3]int32
+			switch {
+			case p.act == 256:
+				t[0], t[1], t[2] = dot256x3(b, (*[256]int64)(x))
+				for k := j; k < end; k++ {
+					var m int32
+					if p.kind == quant.Minus {
+						m = mins256(&b.Min, (*[16]int32)(q.sum[s.row[k]*sums+16*i:]))
+					}
+					lane[k] += term(p.kind, b, t[k-j], m, q.scale[s.row[k]*blocks+i])
+				}
+			case p.m.Type == quant.NVFP4:
+				t[0], t[1], t[2] = split(dot16x3((*[16]int8)(b.Code[:]), (*[16]int64)(x)))
+				t2[0], t2[1], t2[2] = split(dot16x3((*[16]int8)(b.Code[16:]), (*[16]int64)(x[16:])))
+				for k := j; k < end; k++ {
+					d := q.scale[s.row[k]*blocks+i]
+					lane[k] += float32(float32(float32(t[k-j])*b.W) * d)
+					lane[k] += float32(float32(float32(t2[k-j])*b.W2) * d)
+				}
+			default:
+				t[0], t[1], t[2] = dot32x3((*[32]int8)(b.Code[:]), (*[32]int64)(x))
+				for k := j; k < end; k++ {
+					at := s.row[k]*sums + 2*i
+					lane[k] += term(p.kind, b, t[k-j], q.sum[at]+q.sum[at+1], q.scale[s.row[k]*blocks+i])
+				}
+			}
+		}
+	}
+}
+
+// floatRow fills s.lane16[:n] with the lanes of a float row times the n
+// positions of the tile, each run of weights decoded once.
+func (p *product) floatRow(s *scratch, row []byte, n int) {
+	cols := p.m.Cols
+	clear(s.lane16[:n])
+	for c := 0; c < cols; c += len(s.weight) {
+		w := s.weight[:min(len(s.weight), cols-c)]
+		decodeFloats(p.m.Type, w, row[c*p.rowLen/cols:])
+		for j := range n {
+			at := s.row[j]*cols + c
+			dotLanes(&s.lane16[j], w, p.in.f[at:at+len(w)])
+		}
+	}
+}
+
+// decodeFloats is dst = clean of the first weights of src.
+func decodeFloats(t quant.Type, dst []float32, src []byte) {
+	switch t {
+	case quant.F32:
+		src = src[:4*len(dst)]
+		for i := range dst {
+			b := binary.LittleEndian.Uint32(src[4*i : 4*i+4])
+			if b&^signMask < tinyBits {
+				b = 0
+			}
+			dst[i] = math.Float32frombits(b)
+		}
+	case quant.BF16:
+		src = src[:2*len(dst)]
+		for i := range dst {
+			b := uint32(binary.LittleEndian.Uint16(src[2*i:2*i+2])) << 16
+			if b&^signMask < tinyBits {
+				b = 0
+			}
+			dst[i] = math.Float32frombits(b)
+		}
+	default:
+		src = src[:2*len(dst)]
+		for i := range dst {
+			dst[i] = fromF16(binary.LittleEndian.Uint16(src[2*i : 2*i+2]))
+		}
+	}
+}
+
+// fromF16 is quant.FromF16 for finite numbers, except that -0 gives +0, with
+// the common case open to inlining.
+func fromF16(h uint16) float32 {
+	a := uint32(h) & 0x7fff
+	if a < 0x400 { // zero or subnormal, at least 2^-24
+		return clean(quant.FromF16(h))
+	}
+	return math.Float32frombits(uint32(h&0x8000)<<16 | (a<<13 + 112<<23))
+}
