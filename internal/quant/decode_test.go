@@ -82,14 +82,3 @@ func TestDequantizeF32KeepsBits(t *testing.T) {
 		}
 	}
 }
-
-// fill makes bytes of a seed: the top bytes of the Weyl sequence of xorshift64*.
-func fill(p []byte, seed uint64) {
-	x := seed*0x9e3779b97f4a7c15 | 1
-	for i := range p {
-		x ^= x >> 12
-		x ^= x << 25
-		x ^= x >> 27
-		p[i] = byte(x * 0x2545f4914f6cdd1d >> 56)
-	}
-}
