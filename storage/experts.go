@@ -65,7 +65,7 @@ func (l *layer) layout(st *fetchState, e int32, align int64) (size int64) {
 		if st.n > 0 {
 			r = &st.reads[st.n-1]
 		}
-		if r == nil || r.file != x.file || start > r.off+r.size {
+		if r == nil || r.file != x.file || start < r.off || start > r.off+r.size { // start < r.off: tensors that overlap
 			r = &st.reads[st.n]
 			st.n++
 			*r = read{file: x.file, off: start, at: size}
