@@ -116,7 +116,7 @@ func encodeQ4_K(dst []byte, src []float32) bool {
 			s[k-4] |= byte(sc >> 4 << 6)
 			s[k] |= byte(mn >> 4 << 6)
 		}
-		step, low := inverse(d*float32(sc)), m*float32(mn)
+		step, low := inverse(d*float32(sc)), float32(m*float32(mn))
 		for l, x := range src[32*k : 32*(k+1)] {
 			q[k/2*32+l] |= byte(round((x+low)*step, 0, 15) << (k % 2 * 4))
 		}
@@ -173,7 +173,7 @@ func fitFP4(dst *[16]byte, src []float32, e uint8) float64 {
 	var sum float64
 	clear(dst[:])
 	for j, x := range src {
-		a := abs(x) * iw
+		a := float32(abs(x) * iw)
 		c := 0
 		for c < 7 && 2*a > float32(fp4Values[c])+float32(fp4Values[c+1]) {
 			c++
@@ -182,7 +182,7 @@ func fitFP4(dst *[16]byte, src []float32, e uint8) float64 {
 			c += 8
 		}
 		dst[j%16] |= byte(c << (j / 16 * 4))
-		e := float64(x) - float64(w*float32(fp4Values[c]))
+		e := float64(x) - float64(float32(w*float32(fp4Values[c])))
 		sum += float64(e * e)
 	}
 	return sum
