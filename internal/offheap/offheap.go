@@ -4,6 +4,7 @@ package offheap
 
 import (
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -13,35 +14,35 @@ import (
 // and on arm64 with 4 KiB pages.
 const HugePage = 2 << 20
 
+// maxBytes of one mapping: half of what a process can address.
+const maxBytes = 1 << 46
+
 // Alloc maps n bytes of zeroed private memory. Mappings of a huge page and
 // more start on a 2 MiB boundary and ask for huge pages. Nothing is resident
 // until touched (see Populate). The caller frees what it gets with Free.
 func Alloc(n int64) ([]byte, error) {
-	if n <= 0 || n > 1<<46 {
+	if n <= 0 || n > maxBytes {
 		return nil, fmt.Errorf("offheap: cannot map %d bytes", n)
 	}
-	want := n
+	page := int64(unix.Getpagesize())
+	size := (n + page - 1) &^ (page - 1)
+	want := size
 	if n >= HugePage {
-		want = n + HugePage // so that an aligned start lies inside
+		want += HugePage // so that an aligned start lies inside
 	}
 	p, err := unix.MmapPtr(-1, 0, nil, uintptr(want), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("offheap: map %d bytes: %w", n, err)
 	}
-	if want == n {
+	if want == size {
 		return unsafe.Slice((*byte)(p), n), nil
 	}
 	// Give back what lies before the aligned start and after the end.
-	page := uintptr(unix.Getpagesize())
-	start := (uintptr(p) + HugePage - 1) &^ (HugePage - 1)
-	end := (start + uintptr(n) + page - 1) &^ (page - 1)
-	head, tail := start-uintptr(p), uintptr(p)+uintptr(want)-end
+	head := -uintptr(p) & (HugePage - 1)
 	if head > 0 {
 		unix.MunmapPtr(p, head)
 	}
-	if tail >= page {
-		unix.MunmapPtr(unsafe.Add(p, end-uintptr(p)), tail&^(page-1))
-	}
+	unix.MunmapPtr(unsafe.Add(p, head+uintptr(size)), HugePage-head)
 	b := unsafe.Slice((*byte)(unsafe.Add(p, head)), n)
 	unix.Madvise(b, unix.MADV_HUGEPAGE) // a wish; without it the memory works all the same
 	return b, nil
@@ -60,24 +61,38 @@ func Free(b []byte) error {
 	return nil
 }
 
-// Populate makes b resident now, so that no page fault stands in a hot path.
+// Populate makes all pages that b lies on resident, so that no page fault stands
+// in a hot path. The bytes stay as they are. b is memory that may be written to.
 func Populate(b []byte) {
 	if len(b) == 0 {
 		return
 	}
-	const madvPopulateWrite = 23 // Linux 5.14
-	if unix.Madvise(b, madvPopulateWrite) == nil {
+	start := unsafe.Pointer(unsafe.SliceData(b))
+	skew := int(uintptr(start) & uintptr(unix.Getpagesize()-1))
+	whole := unsafe.Slice((*byte)(unsafe.Add(start, -skew)), skew+len(b))
+	if unix.Madvise(whole, unix.MADV_POPULATE_WRITE) == nil { // Linux 5.14
 		return
 	}
+	touch(whole)
+}
+
+// touch writes to each page of b, which starts on one, without changing it.
+func touch(b []byte) {
 	for i := 0; i < len(b); i += 4096 {
-		b[i] = 0
+		// Adding 0 atomically is a write that no compiler leaves out.
+		atomic.AddInt32((*int32)(unsafe.Pointer(&b[i])), 0)
 	}
 }
 
-// Of maps room for n values of T, which must hold no pointers.
+// Of maps room for n values of T, which must hold no pointers: the garbage
+// collector does not see them. The bytes are the same memory, to be freed.
 func Of[T any](n int) ([]T, []byte, error) {
 	var t T
-	b, err := Alloc(int64(n) * int64(unsafe.Sizeof(t)))
+	size := int64(unsafe.Sizeof(t))
+	if size == 0 || n < 0 || int64(n) > maxBytes/size {
+		return nil, nil, fmt.Errorf("offheap: cannot map %d values of %d bytes", n, size)
+	}
+	b, err := Alloc(int64(n) * size)
 	if err != nil {
 		return nil, nil, err
 	}

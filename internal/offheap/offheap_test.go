@@ -1,0 +1,161 @@
+package offheap
+
+import (
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// mapped counts the pages in [from, from+pages) that belong to a mapping.
+func mapped(from uintptr, pages int) (n int) {
+	page := unix.Getpagesize()
+	for i := range pages {
+		var vec byte
+		_, _, no := unix.Syscall(unix.SYS_MINCORE, from+uintptr(i*page), uintptr(page), uintptr(unsafe.Pointer(&vec)))
+		if no == 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// Memory of every size is aligned, zero, wholly ours, and gone after Free.
+func TestAlloc(t *testing.T) {
+	page := int64(unix.Getpagesize())
+	for _, n := range []int64{1, 7, page - 1, page, page + 1, 10*page + 3, HugePage - 1, HugePage, HugePage + 1,
+		HugePage + page, 2*HugePage - 1, 2 * HugePage, 5*HugePage + 12345} {
+		b, err := Alloc(n)
+		if err != nil {
+			t.Fatalf("%d bytes: %v", n, err)
+		}
+		align := uintptr(page)
+		if n >= HugePage {
+			align = HugePage
+		}
+		if int64(len(b)) != n || int64(cap(b)) != n || address(b)%align != 0 {
+			t.Fatalf("%d bytes: length %d, capacity %d, address %#x", n, len(b), cap(b), address(b))
+		}
+		for i, v := range b {
+			if v != 0 {
+				t.Fatalf("%d bytes: byte %d is %d", n, i, v)
+			}
+			b[i] = 0xff
+		}
+		at, pages := address(b), int((n+page-1)/page)
+		if got := mapped(at, pages); got != pages {
+			t.Fatalf("%d bytes: %d of %d pages are mapped", n, got, pages)
+		}
+		if err := Free(b); err != nil {
+			t.Fatalf("%d bytes: %v", n, err)
+		}
+	}
+}
+
+// What Alloc maps to find an aligned start it gives back, and Free the rest:
+// the address space stays as large as it was.
+func TestNoLeak(t *testing.T) {
+	vmBytes := func() int {
+		b, err := os.ReadFile("/proc/self/statm")
+		if err != nil {
+			t.Skip("needs /proc/self/statm: ", err)
+		}
+		pages := 0
+		for _, c := range b {
+			if c == ' ' {
+				break
+			}
+			pages = pages*10 + int(c-'0')
+		}
+		return pages * unix.Getpagesize()
+	}
+	const rounds = 64
+	before := vmBytes()
+	for i := range int64(rounds) {
+		b, err := Alloc(HugePage + i*513)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Free(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The Go runtime may map something of its own meanwhile, but rarely so much.
+	if grown := vmBytes() - before; grown >= rounds*unix.Getpagesize() && grown < rounds*HugePage/2 {
+		t.Errorf("the address space grew by %d bytes in %d rounds", grown, rounds)
+	}
+}
+
+// Populate makes every page that the slice lies on resident and changes no byte,
+// and so does its stand-in on old kernels.
+func TestPopulate(t *testing.T) {
+	page := unix.Getpagesize()
+	for name, populate := range map[string]func([]byte){"populate": Populate, "touch": touch} {
+		b, err := Alloc(int64(20 * page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer Free(b)
+		sub := b[2*page : 9*page+1] // 8 pages
+		if name == "populate" {
+			sub = b[2*page+1000 : 9*page+1]
+		}
+		sub[0], sub[len(sub)-1] = 17, 18
+		populate(sub)
+		if sub[0] != 17 || sub[len(sub)-1] != 18 {
+			t.Errorf("%s changed bytes", name)
+		}
+		vec := make([]byte, 20)
+		if _, _, no := unix.Syscall(unix.SYS_MINCORE, address(b), uintptr(len(b)), uintptr(unsafe.Pointer(&vec[0]))); no != 0 {
+			t.Fatal(no)
+		}
+		for i := 2; i < 10; i++ {
+			if vec[i]&1 == 0 {
+				t.Errorf("%s: page %d is not resident", name, i)
+			}
+		}
+	}
+	Populate(nil)
+}
+
+func TestOf(t *testing.T) {
+	v, b, err := Of[float64](1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(v) != 1000 || len(b) != 8000 {
+		t.Fatalf("%d values in %d bytes", len(v), len(b))
+	}
+	v[999] = 1
+	if b[7999] != 0x3f {
+		t.Error("values and bytes are not the same memory")
+	}
+	if err := Free(b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Sizes that make no sense are errors, never panics.
+func TestErrors(t *testing.T) {
+	for _, n := range []int64{0, -1, math.MinInt64, maxBytes + 1, math.MaxInt64} {
+		if _, err := Alloc(n); err == nil || !strings.HasPrefix(err.Error(), "offheap: ") {
+			t.Errorf("%d bytes: error %v", n, err)
+		}
+	}
+	for _, n := range []int{0, -1, math.MaxInt, math.MaxInt/8 + 2} {
+		if _, _, err := Of[float64](n); err == nil {
+			t.Errorf("%d values: no error", n)
+		}
+	}
+	if _, _, err := Of[struct{}](5); err == nil {
+		t.Error("values of no size: no error")
+	}
+	if err := Free(nil); err != nil {
+		t.Error(err)
+	}
+}
