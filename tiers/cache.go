@@ -549,6 +549,10 @@ func (s *Step) take() (int, *[MaxParts][]byte, error) {
 	return i, nil, fmt.Errorf("tiers: load %v: %w", sl.fetch.Key, sl.fetch.Err)
 }
 
+// Fresh says whether this step reads expert i from a drive: its bytes have not
+// been used before.
+func (s *Step) Fresh(i int) bool { return !s.items[i].hit }
+
 // Done says that expert i, returned by Next, has been computed: its slot may
 // be used for a miss of this step that waits for one, which is submitted at
 // the next Next or TryNext, together with others. For counters that are the

@@ -31,3 +31,6 @@ type (
 
 // MaxParts bounds the matrices of an expert.
 const MaxParts = storage.MaxParts
+
+// Parts are the matrices of an expert, in the order of its layer's roles.
+type Parts = [MaxParts][]byte

@@ -1,0 +1,318 @@
+// Package engine wires the rooms into a running model: it opens the file,
+// plans the memory, loads what is resident and hands out the decoder with its
+// tokenizer and its counters. Flags, printing and exit codes are the commands'.
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"sluice/backends"
+	"sluice/backends/cpu"
+	"sluice/internal/offheap"
+	"sluice/moe"
+	"sluice/moe/tokenizer"
+	"sluice/storage"
+	"sluice/tiers"
+)
+
+// Options choose how a model is run. Zero values are the defaults.
+type Options struct {
+	Path    string
+	Cap     int // experts per layer that stay in RAM; 0: as many as fit
+	Storage storage.Mode
+	Threads int // 0: every core that this process may use
+	Chunk   int // most positions of one forward pass; 0: 512
+	Ctx     int // positions of the context; 0: what the model was trained for, at most 4096
+	KV      backends.KVType
+}
+
+const (
+	defaultChunk = 512
+	// A longer context is only reserved when asked for: 4096 positions of a
+	// large model's KV cache are 1.5 GB already.
+	defaultCtx = 4096
+)
+
+// A Plan is a model whose headers have been read and whose memory has been
+// planned, with nothing loaded yet.
+type Plan struct {
+	File     *storage.Model
+	Tokens   *tokenizer.Tokenizer
+	Spec     *moe.Spec
+	Source   storage.Source
+	Config   moe.Config
+	Threads  int
+	Cap      tiers.CapPlan
+	Ledger   *tiers.Ledger
+	Settings Settings // effective values; origins are "flag" where an option was given
+	Notices  []string // what was lowered, replaced or left out, in words
+
+	dense int64 // bytes of the arena of resident tensors
+}
+
+// Prepare opens a model and plans its memory. The caller closes the plan, or
+// the engine that Load makes of it.
+func Prepare(o Options) (*Plan, error) {
+	p := &Plan{}
+	if err := p.prepare(o); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *Plan) prepare(o Options) (err error) {
+	if p.File, err = storage.Open(o.Path); err != nil {
+		return err
+	}
+	if p.Spec, err = moe.Describe(p.File); err != nil {
+		return err
+	}
+	if p.Tokens, err = Tokenizer(p.File); err != nil {
+		return err
+	}
+	p.context(o)
+	if o.KV == backends.KVQ8 && p.Spec.HeadDim%32 != 0 {
+		return fmt.Errorf("--kv q8 needs heads of a multiple of 32 elements, this model's have %d: use f16 or f32", p.Spec.HeadDim)
+	}
+	p.Config.KV = o.KV
+	p.set("kv", o.KV.String(), o.KV != backends.KVF16)
+	p.Config.Chunk = cmp.Or(o.Chunk, defaultChunk)
+	p.set("chunk", p.Config.Chunk, o.Chunk != 0)
+	p.Threads = cmp.Or(o.Threads, runtime.GOMAXPROCS(0))
+	p.set("threads", p.Threads, o.Threads != 0)
+
+	var notices []string
+	p.Source, notices, err = p.File.Source(p.Spec.Roles, storage.SourceOptions{Mode: o.Storage})
+	if err != nil {
+		return err
+	}
+	p.Notices = append(p.Notices, notices...)
+	storageSetting := Setting{Name: "storage", Value: p.Source.Mode().String(), Origin: origin(o.Storage != storage.Slab)}
+	if p.Source.Mode() != o.Storage {
+		storageSetting.Requested = o.Storage.String()
+	}
+	p.Settings.Set(storageSetting)
+	return p.memory(o)
+}
+
+// context fits the positions to what the model was trained for.
+func (p *Plan) context(o Options) {
+	trained := p.Spec.Ctx
+	s := Setting{Name: "ctx", Value: min(trained, defaultCtx), Origin: FromDefault}
+	if o.Ctx != 0 {
+		s.Value, s.Origin = o.Ctx, FromFlag
+		if o.Ctx > trained {
+			s.Value, s.Requested = trained, o.Ctx
+			p.Notices = append(p.Notices, fmt.Sprintf("ctx lowered %d -> %d (the model was trained for %d positions)", o.Ctx, trained, trained))
+		}
+	}
+	p.Config.Ctx = s.Value.(int)
+	p.Settings.Set(s)
+}
+
+// memory plans the resident set and the cap.
+func (p *Plan) memory(o Options) error {
+	for _, t := range p.Spec.Dense {
+		p.dense += arenaBytes(t)
+	}
+	room, err := tiers.Memory{}.Available()
+	if err != nil {
+		return err
+	}
+	usage, err := tiers.Memory{}.Usage()
+	if err != nil {
+		return err
+	}
+	base := usage.RSS
+	budget := room.Budget(base)
+	// The tokenizer and the tables of the Go heap come on top of what is resident
+	// now; they are measured when all is loaded.
+	kv, scratch := p.Spec.KV(p.Config).Bytes(), p.Spec.ScratchBytes(p.Config)
+	plan := tiers.Plan{TopK: p.Spec.TopK, Fixed: base + p.dense + kv + scratch, Available: budget, Cap: o.Cap}
+	for _, r := range p.Spec.Roles {
+		plan.Layers = append(plan.Layers, tiers.LayerSize{
+			Experts:     r.Experts,
+			SlotBytes:   p.Source.SlotBytes(r.Layer),
+			ExpertBytes: p.Source.ExpertBytes(r.Layer),
+		})
+	}
+	if p.Cap, err = plan.Fit(); err != nil {
+		return err
+	}
+	s := Setting{Name: "cap", Value: p.Cap.Cap, Origin: FromAuto}
+	if o.Cap != 0 {
+		s.Origin = FromFlag
+		if p.Cap.Cap != o.Cap {
+			s.Requested = o.Cap
+		}
+	}
+	p.Settings.Set(s)
+	if p.Cap.Words != "" {
+		p.Notices = append(p.Notices, p.Cap.Words)
+	}
+	p.Ledger = tiers.NewLedger(budget)
+	for _, g := range []struct {
+		purpose tiers.Purpose
+		bytes   int64
+	}{{tiers.Base, base}, {tiers.Dense, p.dense}, {tiers.KV, kv}, {tiers.Scratch, scratch}} {
+		if err := p.Ledger.Grant(g.purpose, g.bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Plan) set(name string, value any, given bool) {
+	p.Settings.Set(Setting{Name: name, Value: value, Origin: origin(given)})
+}
+
+func origin(given bool) string {
+	if given {
+		return FromFlag
+	}
+	return FromDefault
+}
+
+// Close closes the model's files. A plan that was loaded is closed by its engine.
+func (p *Plan) Close() error {
+	var errs []error
+	if p.Source != nil {
+		errs = append(errs, p.Source.Close())
+	}
+	if p.File != nil {
+		errs = append(errs, p.File.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// An Engine is a model ready to decode.
+type Engine struct {
+	*Plan
+	Model     *moe.Model
+	Cache     *tiers.Cache
+	Announced int64 // bytes: the resident set when all was loaded
+	LoadNanos int64
+
+	backend *cpu.Backend
+	arena   []byte
+}
+
+// Load reads the resident tensors and makes the slots. No expert is read. The
+// engine closes the plan, also if Load fails.
+func (p *Plan) Load(ctx context.Context) (*Engine, error) {
+	e := &Engine{Plan: p}
+	if err := e.load(ctx); err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *Engine) load(ctx context.Context) (err error) {
+	start := time.Now()
+	if e.arena, err = offheap.Alloc(e.dense); err != nil {
+		return err
+	}
+	resident := make(map[string][]byte, len(e.Spec.Dense))
+	free := e.arena
+	for _, t := range e.Spec.Dense {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		data := free[:t.Bytes:t.Bytes]
+		free = free[arenaBytes(t):]
+		if err := e.File.ReadTensor(data, t); err != nil {
+			return err
+		}
+		resident[t.Name] = data
+	}
+	if e.backend, err = cpu.New(e.Threads); err != nil {
+		return err
+	}
+	e.Cache, err = tiers.New(e.Source, tiers.Options{Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.Spec.Roles, Ledger: e.Ledger})
+	if err != nil {
+		return err
+	}
+	weights := func(t tiers.Tensor) []byte { return resident[t.Name] }
+	if e.Model, err = moe.New(e.Spec, weights, e.backend, e.Cache, e.Config); err != nil {
+		return err
+	}
+	debug.FreeOSMemory() // what the headers' parser left
+	e.LoadNanos = int64(time.Since(start))
+	usage, err := tiers.Memory{}.Usage()
+	e.Announced = usage.RSS
+	return err
+}
+
+// arenaBytes is the room of a tensor in the arena: its bytes up to the next
+// cache line.
+func arenaBytes(t storage.Tensor) int64 { return (t.Bytes + 63) &^ 63 }
+
+// Close ends the goroutines, frees the memory and closes the files.
+func (e *Engine) Close() error {
+	var errs []error
+	if e.Cache != nil {
+		errs = append(errs, e.Cache.Close())
+	}
+	if e.backend != nil {
+		errs = append(errs, e.backend.Close())
+	}
+	errs = append(errs, e.Plan.Close(), offheap.Free(e.arena))
+	return errors.Join(errs...)
+}
+
+// Tokenizer makes the tokenizer that a model file describes.
+func Tokenizer(f *storage.Model) (*tokenizer.Tokenizer, error) {
+	const prefix = "tokenizer.ggml."
+	m := f.Meta
+	var v tokenizer.Vocab
+	v.Model, _ = m.String(prefix + "model")
+	v.Pre, _ = m.String(prefix + "pre")
+	v.Tokens, _ = m.Strings(prefix + "tokens")
+	v.Types = ints32(m, prefix+"token_type")
+	scores, _ := m.Floats(prefix + "scores")
+	for _, f := range scores {
+		v.Scores = append(v.Scores, float32(f))
+	}
+	v.Merges, _ = m.Strings(prefix + "merges")
+	for _, id := range []struct {
+		key string
+		to  *int32
+	}{{"bos_token_id", &v.BOS}, {"eos_token_id", &v.EOS}, {"eot_token_id", &v.EOT}, {"eom_token_id", &v.EOM}, {"unknown_token_id", &v.UNK}, {"padding_token_id", &v.PAD}} {
+		*id.to = -1
+		if n, ok := m.Uint(prefix + id.key); ok {
+			if n >= uint64(len(v.Tokens)) {
+				return nil, fmt.Errorf("%s%s is %d, but the vocabulary has %d tokens: the file is damaged", prefix, id.key, n, len(v.Tokens))
+			}
+			*id.to = int32(n)
+		}
+	}
+	v.EOSIDs = ints32(m, prefix+"eos_token_ids")
+	if b, ok := m.Bool(prefix + "add_bos_token"); ok {
+		v.AddBOS = &b
+	}
+	if b, ok := m.Bool(prefix + "add_space_prefix"); ok {
+		v.AddSpacePrefix = &b
+	}
+	if err := m.Err(); err != nil {
+		return nil, err
+	}
+	return tokenizer.New(v)
+}
+
+func ints32(m storage.Meta, key string) []int32 {
+	long, _ := m.Ints(key)
+	short := make([]int32, len(long))
+	for i, n := range long {
+		short[i] = int32(max(math.MinInt32, min(n, math.MaxInt32)))
+	}
+	return short
+}

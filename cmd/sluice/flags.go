@@ -1,0 +1,178 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"sluice/backends"
+	"sluice/cmd/engine"
+	"sluice/storage"
+)
+
+// newFlags is the flag set of a command, with the flag that each has.
+func newFlags(s streams, name, about string) (*pflag.FlagSet, *bool) {
+	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	f.SortFlags = false
+	f.Usage = func() { fmt.Fprintf(s.out, "sluice %s: %s\n\n%s", name, about, f.FlagUsages()) }
+	return f, f.Bool("json", false, "print one JSON object")
+}
+
+// parse reads the arguments; a mistake in them is a usage error.
+func parse(f *pflag.FlagSet, args []string) error {
+	err := f.Parse(args)
+	if err != nil && !errors.Is(err, pflag.ErrHelp) {
+		return usagef("%v", err)
+	}
+	return err
+}
+
+// modelFlags are the flags of the commands that run a model.
+type modelFlags struct {
+	set         *pflag.FlagSet
+	json        *bool
+	model       *string
+	cap         *int
+	storage, kv *string
+	threads     *int
+	chunk, ctx  *int
+	printConfig *bool
+	explain     *bool
+	capArgument bool // the cap came as a positional argument
+}
+
+func newModelFlags(s streams, name, about string) *modelFlags {
+	f, json := newFlags(s, name, about)
+	return &modelFlags{
+		set:         f,
+		json:        json,
+		model:       modelFlag(f),
+		cap:         f.Int("cap", 0, "experts per layer that stay in RAM (default: as many as fit)"),
+		storage:     f.String("storage", "slab", "how experts are read: slab (direct I/O by io_uring), pread or mmap"),
+		threads:     f.Int("threads", 0, "threads that compute (default: all cores)"),
+		chunk:       f.Int("chunk", 0, "most positions of one forward pass (default 512)"),
+		ctx:         f.Int("ctx", 0, "positions of the context (default: the model's, at most 4096)"),
+		kv:          f.String("kv", "f16", "numbers of the key-value cache: f16, f32 or q8"),
+		printConfig: f.Bool("print-config", false, "print every setting with its value and origin, and stop"),
+		explain:     f.Bool("explain-counters", false, "print what each counter counts, and stop"),
+	}
+}
+
+func modelFlag(f *pflag.FlagSet) *string {
+	return f.String("model", "", "the model file, in place of the argument MODEL")
+}
+
+// options turns the flags and what is left of the arguments, [MODEL] [CAP],
+// into the engine's options.
+func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
+	if *m.model == "" && len(rest) > 0 && !(len(rest) == 1 && isCap(rest[0])) {
+		*m.model, rest = rest[0], rest[1:]
+	}
+	if len(rest) > 0 && isCap(rest[0]) && !m.set.Changed("cap") {
+		*m.cap, _ = strconv.Atoi(rest[0])
+		m.capArgument, rest = true, rest[1:]
+	}
+	if len(rest) > 0 {
+		return o, usagef("unexpected argument %q", rest[0])
+	}
+	if *m.cap < 1 && (m.capArgument || m.set.Changed("cap")) {
+		return o, usagef("cap %d: it is the number of experts per layer that stay in RAM, at least 1", *m.cap)
+	}
+	for _, n := range []struct {
+		name string
+		v    int
+	}{{"threads", *m.threads}, {"chunk", *m.chunk}, {"ctx", *m.ctx}} {
+		if n.v < 1 && m.set.Changed(n.name) {
+			return o, usagef("--%s %d: it must be at least 1", n.name, n.v)
+		}
+	}
+	const most = 1 << 20 // positions or threads: above all that a machine has
+	if *m.threads > 1024 || *m.chunk > most || *m.ctx > 1<<27 {
+		return o, usagef("--threads goes up to 1024, --chunk to %d, --ctx to %d", most, 1<<27)
+	}
+	o = engine.Options{Cap: *m.cap, Threads: *m.threads, Chunk: *m.chunk, Ctx: *m.ctx}
+	if o.Storage, err = storage.ParseMode(*m.storage); err != nil {
+		return o, usagef("--storage: %v", err)
+	}
+	if o.KV, err = backends.ParseKV(*m.kv); err != nil {
+		return o, usagef("--kv: %v", err)
+	}
+	o.Path, err = modelPath(*m.model)
+	return o, err
+}
+
+// isCap says whether a lone argument is a cap: an integer, and no such file.
+func isCap(arg string) bool {
+	if _, err := strconv.Atoi(arg); err != nil {
+		return false
+	}
+	_, err := os.Stat(arg)
+	return err != nil
+}
+
+// demoModel is the model that every command uses when none is named.
+const demoModel = "models/demo-q4_k_m.gguf"
+
+// modelPath is the named model, or the demo: beside the executable's folder,
+// then in the working folder or one above it.
+func modelPath(name string) (string, error) {
+	if name != "" {
+		return name, nil
+	}
+	var tried []string
+	var found string
+	try := func(p string) bool {
+		if _, err := os.Stat(p); err == nil {
+			found = p
+			return true
+		}
+		tried = append(tried, p)
+		return false
+	}
+	if exe, err := os.Executable(); err == nil {
+		if exe, err = filepath.EvalSymlinks(exe); err == nil && try(filepath.Join(filepath.Dir(exe), "..", demoModel)) {
+			return found, nil
+		}
+	}
+	if dir, err := os.Getwd(); err == nil {
+		for {
+			if try(filepath.Join(dir, demoModel)) {
+				return found, nil
+			}
+			up := filepath.Dir(dir)
+			if up == dir {
+				break
+			}
+			dir = up
+		}
+	}
+	return "", usagef("no model named, and the demo model was not found; tried %s", strings.Join(tried, ", "))
+}
+
+// settle corrects the origins that only the command line knows.
+func (m *modelFlags) settle(p *engine.Plan, path string) {
+	all := engine.Settings{{Name: "model", Value: path, Origin: engine.FromDefault}}
+	if *m.model != "" {
+		all[0].Origin = engine.FromArgument
+		if m.set.Changed("model") {
+			all[0].Origin = engine.FromFlag
+		}
+	}
+	for _, s := range p.Settings {
+		switch {
+		case s.Name == "cap" && m.capArgument:
+			s.Origin = engine.FromArgument
+		case m.set.Changed(s.Name):
+			s.Origin = engine.FromFlag
+		}
+		all = append(all, s)
+	}
+	p.Settings = all
+}

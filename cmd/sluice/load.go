@@ -1,0 +1,27 @@
+package main
+
+import (
+	"context"
+	"os"
+
+	"sluice/cmd/engine"
+	"sluice/tiers"
+)
+
+// load prints what the plan has to say and loads the model.
+func (m *modelFlags) load(ctx context.Context, s streams, p *engine.Plan) (*engine.Engine, error) {
+	for _, n := range p.Notices {
+		s.notice("%s", n)
+	}
+	progress(s, "loading %s of resident weights", size(p.Ledger.Of(tiers.Dense)))
+	return p.Load(ctx)
+}
+
+// progress tells a person at a terminal what is under way; logs stay clean.
+func progress(s streams, format string, args ...any) {
+	if f, ok := s.err.(*os.File); ok {
+		if fi, err := f.Stat(); err == nil && fi.Mode()&os.ModeCharDevice != 0 {
+			s.notice(format, args...)
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"sluice/cmd/engine"
+	"sluice/internal/safetensors"
+	"sluice/moe"
+)
+
+func logitsCommand(ctx context.Context, s streams, args []string) error {
+	m := newModelFlags(s, "logits", "write logits [T, vocab] and hidden_last [T, dim] (before the final norm) of T given tokens")
+	idsFile := m.set.String("ids", "", "a file with a JSON array of token ids")
+	out := m.set.StringP("output", "o", "", "the safetensors file to write")
+	if err := parse(m.set, args); err != nil {
+		return err
+	}
+	if *m.explain {
+		return explainCounters(s.out)
+	}
+	o, err := m.options(m.set.Args())
+	if err != nil {
+		return err
+	}
+	if !*m.printConfig && (*idsFile == "" || *out == "") {
+		return usagef("logits needs --ids FILE and -o OUT.safetensors")
+	}
+	var ids []int32
+	if *idsFile != "" {
+		if ids, err = readIDs(*idsFile); err != nil {
+			return err
+		}
+	}
+	p, err := engine.Prepare(o)
+	if err != nil {
+		return err
+	}
+	m.settle(p, o.Path)
+	if *m.printConfig || len(ids) > p.Config.Ctx {
+		defer p.Close()
+		if *m.printConfig {
+			return printConfig(s.out, p.Settings, *m.json)
+		}
+		return &moe.ContextError{Tokens: len(ids), Ctx: p.Config.Ctx}
+	}
+	e, err := m.load(ctx, s, p)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	if err := writeLogits(ctx, e, ids, *out); err != nil {
+		return err
+	}
+	if *m.json {
+		count, err := counters(e, 0)
+		if err != nil {
+			return err
+		}
+		return printJSON(s.out, map[string]any{
+			"settings": e.Settings.Map(), "counters": count, "load_ns": e.LoadNanos, "output": *out,
+			"resident_announced_bytes": e.Announced,
+		})
+	}
+	s.notice("wrote %s: logits [%d, %d], hidden_last [%d, %d]", *out, len(ids), e.Spec.Vocab, len(ids), e.Spec.Hidden)
+	return nil
+}
+
+func readIDs(path string) ([]int32, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the ids: %w", err)
+	}
+	var ids []int32
+	if err := json.Unmarshal(text, &ids); err != nil {
+		return nil, fmt.Errorf("%s: want a JSON array of token ids, such as [12, 7, 512]: %w", path, err)
+	}
+	if len(ids) == 0 {
+		return nil, fmt.Errorf("%s: the array of token ids is empty", path)
+	}
+	return ids, nil
+}
+
+// writeLogits runs the ids and writes the file as they come: first all logits,
+// then the hidden states, which are kept until then.
+func writeLogits(ctx context.Context, e *engine.Engine, ids []int32, path string) (err error) {
+	vocab, dim := e.Spec.Vocab, e.Spec.Hidden
+	w, err := safetensors.Create(path, []safetensors.Spec{
+		{Name: "logits", DType: "F32", Shape: []int64{int64(len(ids)), int64(vocab)}},
+		{Name: "hidden_last", DType: "F32", Shape: []int64{int64(len(ids)), int64(dim)}},
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			w.Abort()
+		}
+	}()
+	hidden := make([]float32, len(ids)*dim)
+	row := make([]float32, vocab)
+	for at := 0; at < len(ids); {
+		n := min(len(ids)-at, e.Model.Chunk())
+		if err := e.Model.Forward(ctx, ids[at:at+n]); err != nil {
+			return err
+		}
+		if err := e.Model.Hidden(hidden[at*dim : (at+n)*dim]); err != nil {
+			return err
+		}
+		for i := range n {
+			if err := e.Model.Logits(row, []int32{int32(i)}); err != nil {
+				return err
+			}
+			if err := w.Floats(row); err != nil {
+				return err
+			}
+		}
+		at += n
+	}
+	if err := w.Floats(hidden); err != nil {
+		return err
+	}
+	return w.Finish()
+}

@@ -1,0 +1,124 @@
+// Command sluice runs Mixture-of-Experts language models that are larger than
+// memory.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"sluice/moe"
+	"sluice/tiers"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+
+// Exit codes.
+const (
+	exitDone        = 0
+	exitError       = 1
+	exitUsage       = 2
+	exitRefused     = 3   // a safety check said no
+	exitInterrupted = 130 // Ctrl-C; the summary was printed
+)
+
+// streams are what a command reads and writes.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+// notice tells the user something beside the results.
+func (s streams) notice(format string, args ...any) { fmt.Fprintf(s.err, format+"\n", args...) }
+
+// A command is one sub-command. run parses args, its own flags included.
+type command struct {
+	name, usage, about string
+	run                func(ctx context.Context, s streams, args []string) error
+}
+
+func commands() []command {
+	return []command{
+		{"run", "[MODEL] [CAP] -p TEXT", "continue a text, experts streaming under the cap", runCommand},
+		{"perplexity", "[MODEL] FILE", "measure how well a model predicts a text", perplexityCommand},
+		{"logits", "[MODEL] --ids FILE -o OUT.safetensors", "write the logits and last hidden states of given tokens", logitsCommand},
+		{"tokenize", "[MODEL]", "turn text on standard input into token ids, one a line", tokenizeCommand},
+		{"inspect", "[MODEL]", "describe a model from its headers", inspectCommand},
+	}
+}
+
+// run is the program: arguments in, an exit code out.
+func run(args []string, in io.Reader, out, errw io.Writer) int {
+	s := streams{in, out, errw}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	go func() { // a second Ctrl-C ends the program at once
+		<-ctx.Done()
+		stop()
+	}()
+	if len(args) == 0 || args[0] == "-h" || args[0] == "--help" || args[0] == "help" {
+		help(out)
+		if len(args) == 0 {
+			return exitUsage
+		}
+		return exitDone
+	}
+	for _, c := range commands() {
+		if c.name == args[0] {
+			return code(s, c, c.run(ctx, s, args[1:]))
+		}
+	}
+	s.notice("sluice: unknown command %q; sluice help lists the commands", args[0])
+	return exitUsage
+}
+
+func help(w io.Writer) {
+	fmt.Fprint(w, "sluice runs Mixture-of-Experts language models that are larger than memory.\n\n")
+	for _, c := range commands() {
+		fmt.Fprintf(w, "  sluice %-11s%-40s%s\n", c.name, c.usage, c.about)
+	}
+	fmt.Fprint(w, "\nMODEL is a GGUF file, or any shard of a split one; with none, the demo model.\nsluice COMMAND --help lists the flags of a command.\n")
+}
+
+// errInterrupted says that Ctrl-C ended a command after its summary.
+var errInterrupted = errors.New("interrupted")
+
+// A usageError is a mistake in the arguments.
+type usageError struct{ msg string }
+
+func (e *usageError) Error() string { return e.msg }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
+
+// code prints a command's error and gives its exit code.
+func code(s streams, c command, err error) int {
+	var usage *usageError
+	var context_ *moe.ContextError
+	var room *tiers.NoRoomError
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.Is(err, pflag.ErrHelp):
+		return exitDone
+	case errors.Is(err, errInterrupted), errors.Is(err, context.Canceled):
+		s.notice("sluice %s: interrupted", c.name)
+		return exitInterrupted
+	case errors.As(err, &usage):
+		s.notice("sluice %s: %v\nusage: sluice %s %s (--help lists the flags)", c.name, err, c.name, c.usage)
+		return exitUsage
+	case errors.As(err, &context_):
+		s.notice("sluice %s: %v", c.name, err)
+		return exitUsage
+	case errors.As(err, &room):
+		s.notice("sluice %s: %v", c.name, err)
+		return exitRefused
+	}
+	s.notice("sluice %s: %v", c.name, err)
+	return exitError
+}

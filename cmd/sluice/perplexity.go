@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"sluice/cmd/engine"
+	"sluice/moe"
+)
+
+// perplexityChunk is the default --ctx of perplexity: the chunk that the
+// field's figures are measured with.
+const perplexityChunk = 512
+
+func perplexityCommand(ctx context.Context, s streams, args []string) error {
+	m := newModelFlags(s, "perplexity", "measure how well a model predicts a text, in chunks of --ctx tokens (default 512), the second half of each scored")
+	if err := parse(m.set, args); err != nil {
+		return err
+	}
+	if *m.explain {
+		return explainCounters(s.out)
+	}
+	// FILE is the last argument but a CAP: [MODEL] FILE [CAP].
+	rest := m.set.Args()
+	at := 0
+	if *m.model == "" && len(rest) > 1 && !isCap(rest[1]) {
+		at = 1
+	}
+	if len(rest) <= at {
+		return usagef("no text to measure: give FILE")
+	}
+	file := rest[at]
+	rest = append(append([]string{}, rest[:at]...), rest[at+1:]...)
+	o, err := m.options(rest)
+	if err != nil {
+		return err
+	}
+	if o.Ctx == 0 {
+		o.Ctx = perplexityChunk
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read the text: %w", err)
+	}
+	p, err := engine.Prepare(o)
+	if err != nil {
+		return err
+	}
+	m.settle(p, o.Path)
+	if *m.printConfig {
+		defer p.Close()
+		return printConfig(s.out, p.Settings, *m.json)
+	}
+	e, err := m.load(ctx, s, p)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	ids := e.Tokens.Encode(string(text), false)
+	bos, add := e.Tokens.BOS()
+	if add {
+		ids = append([]int32{bos}, ids...)
+	} else {
+		bos = -1
+	}
+	r, err := moe.MeasurePerplexity(ctx, e.Model, ids, e.Config.Ctx, bos, func(done, of int, so moe.Perplexity) {
+		progress(s, "chunk %d of %d: perplexity %.4f", done, of, so.Value)
+	})
+	if err != nil {
+		return err
+	}
+	if *m.json {
+		count, err := counters(e, 0)
+		if err != nil {
+			return err
+		}
+		return printJSON(s.out, map[string]any{
+			"settings": e.Settings.Map(), "counters": count, "load_ns": e.LoadNanos,
+			"perplexity": r.Value, "perplexity_error": r.Error, "chunks": r.Chunks, "scored_tokens": r.Tokens,
+			"resident_announced_bytes": e.Announced,
+		})
+	}
+	_, err = fmt.Fprintf(s.out, "perplexity %.4f +/- %.4f (%d chunks of %d tokens, %d scored)\n", r.Value, r.Error, r.Chunks, e.Config.Ctx, r.Tokens)
+	return err
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"sluice/cmd/engine"
+	"sluice/moe"
+	"sluice/tiers"
+)
+
+// printJSON writes one object on standard output.
+func printJSON(w io.Writer, object map[string]any) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(object)
+}
+
+// counters reads every counter by its name; labels nest.
+func counters(e *engine.Engine, emitted int) (map[string]any, error) {
+	usage, err := tiers.Memory{}.Usage()
+	if err != nil {
+		return nil, err
+	}
+	c, m := e.Cache.Stats(), e.Model.Stats()
+	loads := map[string]int64{"slab": 0, "pread": 0, "mmap": 0}
+	loads[e.Source.Mode().String()] = c.Source.Loads
+	return map[string]any{
+		"positions_total":        m.Positions,
+		"forwards_total":         m.Forwards,
+		"emitted_tokens_total":   emitted,
+		"routed_experts_total":   c.RoutedExperts,
+		"distinct_experts_total": c.DistinctExperts,
+		"tier_hits":              map[string]int64{"vram": c.Hits.VRAM, "pinned": c.Hits.Pinned, "lru": c.Hits.LRU},
+		"tier_misses":            c.Misses,
+		"host_loads_total":       loads,
+		"host_load_bytes":        c.Source.LoadBytes,
+		"host_read_bytes":        c.Source.ReadBytes,
+		"host_read_retries":      c.Source.Retries,
+		"host_load_wait_ns":      c.LoadWaitNanos,
+		"host_loads_failed":      c.LoadsFailed,
+		"host_loads_dropped":     c.LoadsDropped,
+		"evictions":              map[string]int64{"lru": c.Evictions},
+		"rss_bytes":              usage.RSS,
+		"rss_peak_bytes":         usage.PeakRSS,
+		"major_faults":           usage.MajorFaults,
+		"minor_faults":           usage.MinorFaults,
+	}, nil
+}
+
+// stages puts the times of a phase under their names, stage_ns.
+func stages(object map[string]any, t moe.Times) {
+	for s := range moe.NumStages {
+		object[s.String()+"_ns"] = t[s]
+	}
+}
+
+// explainCounters prints each counter with its definition.
+func explainCounters(w io.Writer) error {
+	for _, c := range tiers.Counters() {
+		if _, err := fmt.Fprintf(w, "%-24s %s\n", c.Name, c.Definition); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printConfig prints the settings, as lines or as JSON.
+func printConfig(w io.Writer, s engine.Settings, asJSON bool) error {
+	if asJSON {
+		return printJSON(w, map[string]any{"settings": s.Map()})
+	}
+	return s.Print(w)
+}
+
+// experts says where the experts between two readings of the counters came from.
+func experts(c, before tiers.Stats, e *engine.Engine) string {
+	routed, misses := c.RoutedExperts-before.RoutedExperts, c.Misses-before.Misses
+	if routed == 0 {
+		return "experts: none routed"
+	}
+	share := func(n int64) float64 { return 100 * float64(n) / float64(routed) }
+	loaded := c.Source.LoadBytes - before.Source.LoadBytes
+	wait := c.LoadWaitNanos - before.LoadWaitNanos
+	var b strings.Builder
+	fmt.Fprintf(&b, "experts: %d routed = %d from RAM (%.1f%%) + %d from the drive (%.1f%%, %s by %s",
+		routed, routed-misses, share(routed-misses), misses, share(misses), size(loaded), e.Source.Mode())
+	if wait > 0 {
+		fmt.Fprintf(&b, ", waited %.3g s", float64(wait)/1e9)
+	}
+	fmt.Fprintf(&b, "); cap %d of %d per layer", e.Cap.Cap, e.Spec.Experts)
+	return b.String()
+}
+
+// size writes bytes for people: GB is 10^9.
+func size(n int64) string {
+	switch {
+	case n >= 1e9:
+		return fmt.Sprintf("%.4g GB", float64(n)/1e9)
+	case n >= 1e6:
+		return fmt.Sprintf("%.4g MB", float64(n)/1e6)
+	case n >= 1e3:
+		return fmt.Sprintf("%.4g kB", float64(n)/1e3)
+	}
+	return fmt.Sprintf("%d B", n)
+}

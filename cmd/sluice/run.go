@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strings"
+
+	"sluice/cmd/engine"
+	"sluice/moe"
+	"sluice/moe/chat"
+	"sluice/tiers"
+)
+
+// samplingFlags are the flags of the sampler; what is not given comes from the
+// model's general.sampling.* keys, else from the defaults below.
+type samplingFlags struct {
+	m       *modelFlags
+	temp    *float64
+	topK    *int
+	topP    *float64
+	minP    *float64
+	penalty *float64
+	seed    *uint64
+}
+
+func newSamplingFlags(m *modelFlags) samplingFlags {
+	return samplingFlags{m,
+		m.set.Float64("temp", 0.8, "temperature; 0 is greedy"),
+		m.set.Int("top-k", 40, "sample among the k likeliest tokens; 0: all"),
+		m.set.Float64("top-p", 0.95, "sample among the likeliest tokens that reach this probability; 1: all"),
+		m.set.Float64("min-p", 0.05, "drop tokens below this share of the likeliest; 0: none"),
+		m.set.Float64("repeat-penalty", 1, "divide the logits of the last 64 tokens by this; 1: off"),
+		m.set.Uint64("seed", 0, "seed of the sampler; the same seed gives the same text"),
+	}
+}
+
+// repeatLast is the window of the repetition penalty.
+const repeatLast = 64
+
+// resolve settles each value and notes where it came from.
+func (f samplingFlags) resolve(p *engine.Plan) (moe.Sampling, error) {
+	meta := p.File.Meta
+	float := func(flag, key string, value float64) float64 {
+		origin := givenOr(f.m, flag)
+		if v, ok := meta.Float("general.sampling." + key); ok && origin == engine.FromDefault {
+			origin, value = engine.FromFile, math.Round(v*1e6)/1e6 // the file's float32, as it was meant
+		}
+		p.Settings.Set(engine.Setting{Name: flag, Value: value, Origin: origin})
+		return value
+	}
+	s := moe.Sampling{
+		Temp:          float("temp", "temp", *f.temp),
+		TopP:          float("top-p", "top_p", *f.topP),
+		MinP:          float("min-p", "min_p", *f.minP),
+		RepeatPenalty: float("repeat-penalty", "penalty_repeat", *f.penalty),
+		RepeatLast:    repeatLast,
+		TopK:          *f.topK,
+		Seed:          *f.seed,
+	}
+	origin := givenOr(f.m, "top-k")
+	if v, ok := meta.Int("general.sampling.top_k"); ok && origin == engine.FromDefault {
+		origin, s.TopK = engine.FromFile, int(max(0, min(v, math.MaxInt32)))
+	}
+	p.Settings.Set(engine.Setting{Name: "top-k", Value: s.TopK, Origin: origin})
+	p.Settings.Set(engine.Setting{Name: "seed", Value: s.Seed, Origin: givenOr(f.m, "seed")})
+	if err := meta.Err(); err != nil {
+		return s, err
+	}
+	if err := s.Check(); err != nil {
+		return s, usagef("%v", err)
+	}
+	return s, nil
+}
+
+func runCommand(ctx context.Context, s streams, args []string) error {
+	m := newModelFlags(s, "run", "continue a text, experts streaming under the cap")
+	prompt := m.set.StringP("prompt", "p", "", "the text to continue; special tokens in it are parsed")
+	file := m.set.StringP("file", "f", "", "read the text from a file, - for standard input")
+	n := m.set.IntP("tokens", "n", 128, "most tokens to generate; -1: until the context is full")
+	asChat := m.set.Bool("chat", false, "put the text as a user's message into the model's chat template")
+	sampling := newSamplingFlags(m)
+	if err := parse(m.set, args); err != nil {
+		return err
+	}
+	if *m.explain {
+		return explainCounters(s.out)
+	}
+	o, err := m.options(m.set.Args())
+	if err != nil {
+		return err
+	}
+	if *n < -1 {
+		return usagef("-n %d: use 0 or more tokens, or -1 until the context is full", *n)
+	}
+	text, err := promptText(m, s, *prompt, *file)
+	if err != nil {
+		return err
+	}
+
+	p, err := engine.Prepare(o)
+	if err != nil {
+		return err
+	}
+	opened := false
+	defer func() {
+		if !opened {
+			p.Close()
+		}
+	}()
+	m.settle(p, o.Path)
+	sample, err := sampling.resolve(p)
+	if err != nil {
+		return err
+	}
+	p.Settings.Set(engine.Setting{Name: "tokens", Value: *n, Origin: givenOr(m, "tokens")})
+	p.Settings.Set(engine.Setting{Name: "chat", Value: *asChat, Origin: givenOr(m, "chat")})
+	if *m.printConfig {
+		return printConfig(s.out, p.Settings, *m.json)
+	}
+	ids, err := encodePrompt(p, text, *asChat)
+	if err != nil {
+		return err
+	}
+	opened = true
+	e, err := m.load(ctx, s, p)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	return generate(ctx, s, e, m, moe.NewSampler(sample, e.Spec.Vocab), ids, *n)
+}
+
+func givenOr(m *modelFlags, flag string) string {
+	if m.set.Changed(flag) {
+		return engine.FromFlag
+	}
+	return engine.FromDefault
+}
+
+// promptText is the text of -p or of the file of -f.
+func promptText(m *modelFlags, s streams, prompt, file string) (string, error) {
+	switch {
+	case m.set.Changed("prompt") && file != "":
+		return "", usagef("-p and -f both give the text: use one")
+	case m.set.Changed("prompt") || *m.printConfig:
+		return prompt, nil
+	case file == "-":
+		b, err := io.ReadAll(s.in)
+		return string(b), err
+	case file != "":
+		b, err := os.ReadFile(file)
+		return string(b), err
+	}
+	return "", usagef("no text to continue: give one with -p TEXT or -f FILE")
+}
+
+// encodePrompt turns the text into ids that fit into the context.
+func encodePrompt(p *engine.Plan, text string, asChat bool) ([]int32, error) {
+	if asChat {
+		var err error
+		if text, err = chatText(p, text); err != nil {
+			return nil, err
+		}
+	}
+	ids := p.Tokens.EncodePrompt(text)
+	switch {
+	case len(ids) == 0:
+		return nil, usagef("the text is empty: there is nothing to continue")
+	case len(ids) > p.Config.Ctx:
+		return nil, &moe.ContextError{Tokens: len(ids), Ctx: p.Config.Ctx}
+	}
+	return ids, nil
+}
+
+// chatText renders a user's message by the template of the file.
+func chatText(p *engine.Plan, text string) (string, error) {
+	source, ok := p.File.Meta.String("tokenizer.chat_template")
+	if err := p.File.Meta.Err(); err != nil {
+		return "", err
+	}
+	if !ok {
+		return "", fmt.Errorf("--chat: the model file has no chat template (tokenizer.chat_template): run it without --chat, on text in the model's own format")
+	}
+	t, err := chat.Parse(source)
+	if err != nil {
+		return "", err
+	}
+	bos, _ := p.Tokens.BOS()
+	return t.Render([]chat.Message{{Role: "user", Content: text}}, chat.Options{
+		BOS: p.Tokens.Text(bos), EOS: p.Tokens.Text(p.Tokens.EOS()), AddGenerationPrompt: true,
+	})
+}
+
+// generate runs the loop, streams the text and prints the summary.
+func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, sampler *moe.Sampler, ids []int32, n int) error {
+	decoder := e.Tokens.NewDecoder(false)
+	var text strings.Builder
+	put := func(t string) error {
+		text.WriteString(t)
+		if *m.json {
+			return nil
+		}
+		_, err := io.WriteString(s.out, t)
+		return err
+	}
+	prefill := e.Cache.Stats()
+	r, err := moe.Generate(ctx, e.Model, sampler, moe.Generation{
+		Prompt:  ids,
+		Tokens:  n,
+		Ctx:     e.Config.Ctx,
+		Stop:    e.Tokens.IsStop,
+		Emit:    func(id int32) error { return put(decoder.Add(id)) },
+		Decodes: func() { prefill = e.Cache.Stats() },
+	})
+	if err != nil {
+		return err
+	}
+	if err := put(decoder.Flush()); err != nil {
+		return err
+	}
+	if *m.json {
+		if err := generatedJSON(s.out, e, ids, r, text.String()); err != nil {
+			return err
+		}
+	} else {
+		if _, err := io.WriteString(s.out, "\n"); err != nil {
+			return err
+		}
+		summary(s, e, r, prefill)
+	}
+	if r.Why == moe.WhyInterrupted {
+		return errInterrupted
+	}
+	return nil
+}
+
+func generatedJSON(w io.Writer, e *engine.Engine, prompt []int32, r moe.Result, text string) error {
+	count, err := counters(e, len(r.IDs))
+	if err != nil {
+		return err
+	}
+	object := map[string]any{
+		"settings":                 e.Settings.Map(),
+		"counters":                 count,
+		"text":                     text,
+		"token_ids":                r.IDs,
+		"prompt_ids":               prompt,
+		"why":                      r.Why,
+		"load_ns":                  e.LoadNanos,
+		"prefill_ns":               r.Prefill.Nanos,
+		"prefill_tokens":           r.Prefill.Tokens,
+		"decode_ns":                r.Decode.Nanos,
+		"decode_tokens":            r.Decode.Tokens,
+		"tok_per_s":                r.Decode.Rate(),
+		"prefill_tok_per_s":        r.Prefill.Rate(),
+		"logits_crc32c":            fmt.Sprintf("%08x", r.Witness),
+		"resident_announced_bytes": e.Announced,
+	}
+	if r.StopID >= 0 {
+		object["stop_id"] = r.StopID
+	}
+	stages(object, r.Decode.Times)
+	return printJSON(w, object)
+}
+
+// summary prints what a generation did: rates, stages, where the experts of
+// decoding came from (those of the prompt apart).
+func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
+	s.notice("%d tok, %.4g tok/s (prompt %d tok, %.4g tok/s), ended by %s, logits %08x",
+		len(r.IDs), r.Decode.Rate(), r.Prefill.Tokens, r.Prefill.Rate(), r.Why, r.Witness)
+	if total := r.Decode.Times.Sum(); total > 0 {
+		var b strings.Builder
+		for st := range moe.NumStages {
+			fmt.Fprintf(&b, " %s %.1f%%", st, 100*float64(r.Decode.Times[st])/float64(total))
+		}
+		s.notice("time:%s", b.String())
+	}
+	s.notice("prompt %s", experts(prefill, tiers.Stats{}, e))
+	s.notice("decode %s", experts(e.Cache.Stats(), prefill, e))
+	s.notice("memory: %s announced: %s", size(e.Announced), e.Ledger)
+}

@@ -1,0 +1,138 @@
+package moe
+
+import (
+	"context"
+	"fmt"
+
+	"sluice/backends"
+	"sluice/internal/quant"
+	"sluice/tiers"
+)
+
+// experts is the feed-forward of a layer whose router picks k of its experts
+// for each position. Their weights come through the tiers.
+type experts struct {
+	router backends.Linear
+	kinds  [3]backends.Matrix // gate, up, down without data: types and shapes of every expert of the layer
+	shared *dense             // an expert that every position passes, nil: none
+}
+
+// compute adds the layer's experts, as route picks them, to the residual
+// stream s.x. s.h [n, dim] is their input.
+//
+// The work is expert-major: each distinct expert of the batch is held once and
+// computes all the positions that chose it, in whatever order the experts come
+// into memory. Every choice has an output vector of its own, and they are added
+// in the router's order when all are there, so the order of arrival never shows.
+func (e *experts) compute(ctx context.Context, l int, s *state, route func(ids []int32, weights, scores []float32)) error {
+	n, k, all := s.h.Len(), s.topK, e.router.Rows
+	s.matMul(s.scores, e.router, s.h)
+	if err := s.be.Read(s.hostScores[:n*all], s.scores); err != nil { // the layer's only trip to the host
+		return fmt.Errorf("moe: layer %d: router: %w", l, err)
+	}
+	for p := range n {
+		route(s.ids[p*k:(p+1)*k], s.weights[p*k:(p+1)*k], s.hostScores[p*all:(p+1)*all])
+	}
+	s.group(s.ids[:n*k], all)
+	step, err := s.cache.Begin(ctx, l, s.distinct, s.uses)
+	if err != nil {
+		return fmt.Errorf("moe: layer %d: %w", l, err)
+	}
+	defer step.End()
+	s.clock.lap(StageRouter)
+
+	var shared backends.Vec
+	if e.shared != nil { // while the reads are under way
+		shared = s.shared
+		e.shared.compute(shared, s)
+	}
+	s.out.SetLen(n * k)
+	for done := 0; done < len(s.distinct); {
+		i, parts, ok, err := step.Next(ctx)
+		s.clock.lap(StageExpertWait)
+		jobs := 0
+		for ok && err == nil {
+			if err = e.check(step, s, i, parts); err != nil {
+				break
+			}
+			s.arrived[jobs] = int32(i)
+			s.job[jobs] = e.job(parts, s.rowsOf(i))
+			if jobs++; jobs == len(s.job) {
+				break
+			}
+			i, parts, ok, _, err = step.TryNext()
+		}
+		if err != nil {
+			return fmt.Errorf("moe: layer %d: %w", l, err)
+		}
+		s.be.ExpertGroup(s.out, k, s.job[:jobs], s.h)
+		for _, i := range s.arrived[:jobs] {
+			step.Done(int(i))
+		}
+		done += jobs
+		s.clock.lap(StageExperts)
+	}
+	s.be.Combine(s.x, s.out, k, s.weights[:n*k], shared)
+	s.clock.lap(StageReduction)
+	return ctx.Err()
+}
+
+// job is one expert with the rows of the batch that chose it.
+func (e *experts) job(parts *tiers.Parts, rows []int32) backends.Job {
+	x := backends.Expert{Gate: e.kinds[0], Up: e.kinds[1], Down: e.kinds[2]}
+	x.Gate.Data, x.Up.Data, x.Down.Data = parts[0], parts[1], parts[2]
+	return backends.Job{Expert: x, Rows: rows}
+}
+
+// group sorts a batch's choices by expert: distinct experts, in the router's
+// order for a single position and ascending for more, with their rows.
+func (s *state) group(ids []int32, all int) {
+	s.distinct, s.uses = s.distinct[:0], s.uses[:0]
+	count := s.count[:all+1]
+	clear(count)
+	for _, id := range ids {
+		count[id]++
+	}
+	if len(ids) == s.topK {
+		s.distinct = append(s.distinct, ids...)
+	} else {
+		for id, c := range count[:all] {
+			if c > 0 {
+				s.distinct = append(s.distinct, int32(id))
+			}
+		}
+	}
+	at := int32(0)
+	s.first = s.first[:0]
+	for i, id := range s.distinct {
+		s.uses = append(s.uses, count[id])
+		s.first = append(s.first, at)
+		at += count[id]
+		count[id] = int32(i) // from here on: its place in distinct
+	}
+	s.first = append(s.first, at)
+	next := s.next[:len(s.distinct)]
+	copy(next, s.first)
+	for r, id := range ids {
+		i := count[id]
+		s.rows[next[i]] = int32(r)
+		next[i]++
+	}
+}
+
+// rowsOf gives the output rows of the i-th distinct expert, ascending.
+func (s *state) rowsOf(i int) []int32 { return s.rows[s.first[i]:s.first[i+1]] }
+
+// check refuses an expert that has just been read and holds a scale or a
+// weight outside the range of the arithmetic.
+func (e *experts) check(step *tiers.Step, s *state, i int, parts *tiers.Parts) error {
+	if !step.Fresh(i) {
+		return nil
+	}
+	for p, kind := range e.kinds {
+		if err := quant.Check(kind.Type, parts[p]); err != nil {
+			return fmt.Errorf("expert %d, %s: %w", s.distinct[i], [...]string{"gate", "up", "down"}[p], err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+package moe
+
+import (
+	"context"
+	"fmt"
+)
+
+// GLM-4.5 (arXiv:2508.06471), architecture glm4moe in GGUF.
+//
+//	x = embed(id)                                             [dim]
+//	each layer:
+//	  x = x + attention(RMSNorm(x))                           grouped-query, biased q k v, norms of q and k (larger models),
+//	                                                          the first half of each head rotated (NeoX halves)
+//	  h = RMSNorm(x)
+//	  x = x + ffn(h)                                          the leading dense layers
+//	  x = x + sum over k routed experts w_i*expert_i(h) + shared(h)
+//	logits = head(RMSNorm(x))
+//
+// The router is DeepSeek-V3's with one group: sigmoid scores, a correction bias
+// that only chooses, weights normalised and scaled.
+type glm4 struct {
+	layer []glm4Layer
+	eps   float32
+	norm  bool    // expert_weights_norm
+	scale float32 // expert_weights_scale
+}
+
+type glm4Layer struct {
+	attn    gqa
+	ffnNorm []float32 // [dim]
+	ffn     *dense    // leading layers; the others:
+	moe     experts
+	bias    []float32 // [experts], of the router's choice
+}
+
+func openGLM4(l *loader, spec *Spec, positions int) layers {
+	spec.heads(l)
+	spec.routed(l)
+	spec.LeadingDense = l.or("leading_dense_block_count", 0, spec.Layers)
+	spec.SharedExperts = l.or("expert_shared_count", 1, maxExperts)
+	if f := l.or("expert_gating_func", 2, 16); f != 2 {
+		l.fail("expert gating function %d, want 2 (sigmoid)", f)
+	}
+	m := &glm4{
+		eps:   float32(l.float("attention.layer_norm_rms_epsilon", 1e-5)),
+		norm:  l.bool("expert_weights_norm", true),
+		scale: float32(l.float("expert_weights_scale", 1)),
+	}
+	if spec.LeadingDense > 0 {
+		spec.FF = l.need("feed_forward_length", maxDim)
+	}
+	rope := newRope(positions, spec.RopeDims, l.float("rope.freq_base", 10000))
+	for i := 0; i < spec.Layers && l.err == nil; i++ {
+		w := glm4Layer{
+			attn:    spec.attention(l, i, m.eps, rope),
+			ffnNorm: l.vector(fmt.Sprintf("blk.%d.post_attention_norm.weight", i), spec.Hidden),
+		}
+		if i < spec.LeadingDense {
+			ffn := spec.feedForward(l, i, spec.FF, "")
+			w.ffn = &ffn
+		} else {
+			w.moe = spec.expertLayer(l, i)
+			if bias := fmt.Sprintf("blk.%d.exp_probs_b.bias", i); l.has(bias) {
+				w.bias = l.vector(bias, spec.Experts)
+			}
+			if spec.SharedExperts > 0 {
+				shared := spec.feedForward(l, i, spec.SharedExperts*spec.ExpertFF, "_shexp")
+				w.moe.shared = &shared
+			}
+		}
+		m.layer = append(m.layer, w)
+	}
+	return m
+}
+
+func (m *glm4) run(ctx context.Context, l int, s *state) error {
+	w := &m.layer[l]
+	if err := w.attn.attend(ctx, l, s); err != nil {
+		return err
+	}
+	s.be.RMSNorm(s.h, s.x, w.ffnNorm, m.eps)
+	if w.ffn != nil {
+		w.ffn.compute(s.shared, s)
+		s.be.Add(s.x, s.shared)
+		return nil
+	}
+	return w.moe.compute(ctx, l, s, func(ids []int32, weights, scores []float32) {
+		RouteSigmoid(ids, weights, scores, w.bias, m.norm, m.scale)
+	})
+}

@@ -1,0 +1,186 @@
+package moe
+
+import (
+	"fmt"
+	"math"
+
+	"sluice/backends"
+	"sluice/internal/quant"
+	"sluice/tiers"
+)
+
+// A loader hands a family page its numbers and tensors, each checked against
+// what the page expects. With no weights it only notes which tensors the page
+// wants: so one page says both what a model is and what must be resident.
+//
+// The first thing wrong is kept in err; what the getters return after it means
+// nothing. A page reads all it needs and the caller asks for err once.
+type loader struct {
+	file    *tiers.Model
+	arch    string
+	weights Weights        // nil: describe only
+	dense   []tiers.Tensor // asked for so far
+	err     error
+}
+
+// Weights gives the bytes of a tensor that is resident; they stay where they
+// are for as long as the model is used.
+type Weights func(t tiers.Tensor) []byte
+
+func (l *loader) fail(format string, args ...any) {
+	if l.err == nil {
+		l.err = fmt.Errorf("moe: %s: %w", l.arch, fmt.Errorf(format, args...))
+	}
+}
+
+// uint reads a count from the metadata of the architecture, at most limit.
+func (l *loader) uint(key string, limit int) (int, bool) {
+	v, ok := l.file.Meta.Uint(l.arch + "." + key)
+	if err := l.file.Meta.Err(); err != nil && l.err == nil {
+		l.err = err
+	}
+	if ok && v > uint64(limit) {
+		l.fail("%s.%s is %d, more than the %d that this version takes", l.arch, key, v, limit)
+		return 0, false
+	}
+	return int(v), ok
+}
+
+// need is uint for a key that the family always has, at least 1.
+func (l *loader) need(key string, limit int) int {
+	v, ok := l.uint(key, limit)
+	if !ok || v < 1 {
+		l.fail("the file's metadata lacks %s.%s, or it is 0: the file is incomplete", l.arch, key)
+		return 1
+	}
+	return v
+}
+
+// or is uint with the value that an absent key stands for.
+func (l *loader) or(key string, absent, limit int) int {
+	if v, ok := l.uint(key, limit); ok {
+		return v
+	}
+	return absent
+}
+
+// float reads a number of the architecture, which must be finite.
+func (l *loader) float(key string, absent float64) float64 {
+	v, ok := l.file.Meta.Float(l.arch + "." + key)
+	if err := l.file.Meta.Err(); err != nil && l.err == nil {
+		l.err = err
+	}
+	if !ok {
+		return absent
+	}
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		l.fail("%s.%s is %v", l.arch, key, v)
+	}
+	return v
+}
+
+// bool reads a switch of the architecture.
+func (l *loader) bool(key string, absent bool) bool {
+	v, ok := l.file.Meta.Bool(l.arch + "." + key)
+	if err := l.file.Meta.Err(); err != nil && l.err == nil {
+		l.err = err
+	}
+	if !ok {
+		return absent
+	}
+	return v
+}
+
+func (l *loader) has(name string) bool { _, ok := l.file.Tensor(name); return ok }
+
+// tensor finds a tensor of the given dims, innermost first, and takes it into
+// the dense set.
+func (l *loader) tensor(name string, dims ...int) (tiers.Tensor, []byte) {
+	t, ok := l.shaped(name, dims...)
+	if !ok {
+		return t, nil
+	}
+	l.dense = append(l.dense, t)
+	if l.weights == nil {
+		return t, nil
+	}
+	data := l.weights(t)
+	if err := quant.Check(t.Type, data); err != nil {
+		l.fail("tensor %s: %w", name, err)
+	}
+	return t, data
+}
+
+// shaped finds a tensor of weights and checks its dims.
+func (l *loader) shaped(name string, dims ...int) (tiers.Tensor, bool) {
+	t, ok := l.file.Tensor(name)
+	if !ok {
+		l.fail("the file has no tensor %s: it is incomplete or another variant of the architecture", name)
+		return t, false
+	}
+	same := len(t.Dims) >= len(dims)
+	for i, d := range t.Dims {
+		want := 1 // a vector may be written with dims of 1 behind it
+		if i < len(dims) {
+			want = dims[i]
+		}
+		same = same && d == int64(want)
+	}
+	if !same {
+		l.fail("tensor %s has dims %v, want %v", name, t.Dims, dims)
+		return t, false
+	}
+	if t.Type.Kind() == quant.Data {
+		l.fail("tensor %s is of %s, which is no type of weights", name, t.Type)
+		return t, false
+	}
+	return t, true
+}
+
+// matrix is a resident weight [rows, cols].
+func (l *loader) matrix(name string, rows, cols int) backends.Matrix {
+	t, data := l.tensor(name, cols, rows)
+	return backends.Matrix{Type: t.Type, Rows: rows, Cols: cols, Data: data}
+}
+
+// linear is prefix.weight [rows, cols], with prefix.bias [rows] if there is one.
+func (l *loader) linear(prefix string, rows, cols int) backends.Linear {
+	w := backends.Linear{Matrix: l.matrix(prefix+".weight", rows, cols)}
+	if l.has(prefix + ".bias") {
+		w.Bias = l.vector(prefix+".bias", rows)
+	}
+	return w
+}
+
+// vector is a resident vector [n], as floats; those below 2^-50 are +0.
+func (l *loader) vector(name string, n int) []float32 {
+	t, data := l.tensor(name, n)
+	if data == nil {
+		return nil
+	}
+	v := make([]float32, n)
+	quant.Dequantize(t.Type, v, data)
+	for i, x := range v {
+		if math.Abs(float64(x)) < 0x1p-50 {
+			v[i] = 0
+		}
+	}
+	return v
+}
+
+// experts is the role table of a layer of n experts, gate and up [ff, dim] and
+// down [dim, ff] each, and their kinds: matrices without data.
+func (l *loader) experts(layer, n, dim, ff int) (tiers.ExpertLayer, [3]backends.Matrix) {
+	role := tiers.ExpertLayer{Layer: layer, Experts: n}
+	var kinds [3]backends.Matrix
+	for i, part := range [...]struct {
+		name       string
+		rows, cols int
+	}{{"ffn_gate_exps", ff, dim}, {"ffn_up_exps", ff, dim}, {"ffn_down_exps", dim, ff}} {
+		name := fmt.Sprintf("blk.%d.%s.weight", layer, part.name)
+		t, _ := l.shaped(name, part.cols, part.rows, n)
+		kinds[i] = backends.Matrix{Type: t.Type, Rows: part.rows, Cols: part.cols}
+		role.Parts = append(role.Parts, name)
+	}
+	return role, kinds
+}

@@ -1,0 +1,236 @@
+package moe
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"sluice/backends"
+	"sluice/tiers"
+)
+
+// Config is what a model is opened with beside its file.
+type Config struct {
+	Ctx   int // positions of the KV cache
+	Chunk int // most positions of one forward pass
+	KV    backends.KVType
+}
+
+// A Model is one sequence being decoded: resident weights, a KV cache, and the
+// state of the last forward pass. It is used by one goroutine.
+type Model struct {
+	*Spec
+	cfg Config
+	weights
+	s         state
+	next      []float32 // [vocab] logits that Extend returns
+	lastRow   [1]int32
+	positions int64 // run so far, since New
+	forwards  int64
+}
+
+// headRows is how many positions the head computes at once: enough to use
+// each of its weights many times, few enough that the logits of a large
+// vocabulary stay small (32 x 150 000 floats are 19 MB).
+const headRows = 32
+
+// state is the vectors of a forward pass, for at most chunk positions, and what
+// the steps of a layer hand each other.
+type state struct {
+	be    backends.Backend
+	cache *tiers.Cache
+	kv    backends.KV
+	pos   int // of the batch's first position
+	clock clock
+
+	x, h       backends.Vec // [n, dim] residual stream; input or output of a step
+	q, k, v, a backends.Vec // attention
+	y3         [3]backends.Vec
+	w3         [3]backends.Linear
+	y1         [1]backends.Vec
+	w1         [1]backends.Linear
+
+	topK       int
+	scores     backends.Vec // [n, experts] of the router
+	hostScores []float32
+	ids        []int32      // [n, topK] chosen experts, best first
+	weights    []float32    // [n, topK]
+	out        backends.Vec // [n*topK, dim] an output for each choice
+	shared     backends.Vec // [n, dim] of the shared expert or the dense feed-forward
+
+	distinct []int32 // experts of the batch
+	uses     []int32 // positions that chose each
+	first    []int32 // where the rows of each begin in rows; one more at the end
+	rows     []int32 // output rows, by distinct expert
+	next     []int32
+	count    []int32
+	everyRow []int32 // 0, 1, 2, ...
+	arrived  [maxJobs]int32
+	job      [maxJobs]backends.Job
+
+	last   backends.Vec // [headRows, dim] normalised rows for the head
+	logits backends.Vec // [headRows, vocab]
+}
+
+// maxJobs bounds the experts that are computed as one group.
+const maxJobs = 16
+
+// matMul is MatMul of one weight.
+func (s *state) matMul(y backends.Vec, w backends.Linear, x backends.Vec) {
+	s.y1[0], s.w1[0] = y, w
+	s.be.MatMul(s.y1[:], s.w1[:], x)
+}
+
+// New opens a described model: the bytes of its resident tensors come from
+// weights, its routed experts through the cache, whose layers are spec.Roles.
+func New(spec *Spec, resident Weights, be backends.Backend, cache *tiers.Cache, cfg Config) (*Model, error) {
+	if cfg.Ctx < 1 || cfg.Chunk < 1 {
+		return nil, fmt.Errorf("moe: a context of %d and chunks of %d positions: both must be at least 1", cfg.Ctx, cfg.Chunk)
+	}
+	m := &Model{Spec: spec, cfg: cfg, next: make([]float32, spec.Vocab)}
+	l := &loader{file: spec.file, arch: spec.Arch, weights: resident}
+	m.weights = open(l, spec, cfg.Ctx)
+	if l.err != nil {
+		return nil, l.err
+	}
+	return m, m.s.init(spec, be, cache, cfg)
+}
+
+func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Config) (err error) {
+	n := min(cfg.Chunk, cfg.Ctx)
+	s.be, s.cache, s.topK = be, cache, spec.TopK
+	vec := func(capacity, dim int) (v backends.Vec) {
+		if err == nil {
+			v, err = be.NewVec(capacity, dim)
+		}
+		return v
+	}
+	s.x, s.h = vec(n, spec.Hidden), vec(n, spec.Hidden)
+	s.q, s.a = vec(n, spec.Heads*spec.HeadDim), vec(n, spec.Heads*spec.HeadDim)
+	s.k, s.v = vec(n, spec.KVHeads*spec.HeadDim), vec(n, spec.KVHeads*spec.HeadDim)
+	s.scores = vec(n, spec.Experts)
+	s.out, s.shared = vec(n*spec.TopK, spec.Hidden), vec(n, spec.Hidden)
+	s.last, s.logits = vec(headRows, spec.Hidden), vec(headRows, spec.Vocab)
+	if err != nil {
+		return err
+	}
+	s.kv, err = be.NewKV(spec.KV(cfg))
+	if err != nil {
+		return err
+	}
+	s.hostScores = make([]float32, n*spec.Experts)
+	s.ids, s.weights = make([]int32, n*spec.TopK), make([]float32, n*spec.TopK)
+	s.rows = make([]int32, n*spec.TopK)
+	s.distinct, s.uses = make([]int32, 0, spec.Experts), make([]int32, 0, spec.Experts)
+	s.first, s.next, s.count = make([]int32, 0, spec.Experts+1), make([]int32, spec.Experts), make([]int32, spec.Experts+1)
+	s.everyRow = make([]int32, n)
+	for i := range s.everyRow {
+		s.everyRow[i] = int32(i)
+	}
+	return nil
+}
+
+// KV is the shape of the key-value cache under a config.
+func (s *Spec) KV(cfg Config) backends.KVShape {
+	return backends.KVShape{Layers: s.Layers, Positions: cfg.Ctx, Heads: s.KVHeads, KeyDim: s.HeadDim, ValueDim: s.HeadDim, Type: cfg.KV}
+}
+
+// ScratchBytes is what the vectors of a forward pass take under a config, the
+// backend's own for the widest step included, near enough to plan by.
+func (s *Spec) ScratchBytes(cfg Config) int64 {
+	n := int64(min(cfg.Chunk, cfg.Ctx))
+	perPosition := 3*s.Hidden + 2*(s.Heads+s.KVHeads)*s.HeadDim + 2*s.Experts + s.TopK*s.Hidden
+	widest := max(s.FF, s.TopK*s.ExpertFF, s.SharedExperts*s.ExpertFF)
+	quantized := 2 * max(s.Hidden, s.Heads*s.HeadDim, widest) // codes, scales and sums for both block sizes, in bytes
+	return n*int64(4*(perPosition+2*widest)+quantized) + headRows*4*int64(s.Hidden+s.Vocab)
+}
+
+// Pos is the number of positions in the KV cache.
+func (m *Model) Pos() int { return m.s.pos }
+
+// Rewind forgets the positions from pos on, which is at most Pos.
+func (m *Model) Rewind(pos int) {
+	if pos < 0 || pos > m.s.pos {
+		panic(fmt.Sprintf("moe: rewind to %d of %d positions", pos, m.s.pos))
+	}
+	m.s.pos = pos
+}
+
+// A ContextError says that tokens do not fit into the context.
+type ContextError struct{ Tokens, Ctx int }
+
+func (e *ContextError) Error() string {
+	return fmt.Sprintf("moe: %d tokens do not fit into a context of %d: shorten the text or raise --ctx", e.Tokens, e.Ctx)
+}
+
+// Chunk is the most positions that one Forward takes.
+func (m *Model) Chunk() int { return min(m.cfg.Chunk, m.cfg.Ctx) }
+
+// Forward runs ids, at most Chunk, as the next positions. After it, Logits and
+// Hidden read them. After an error no position is added.
+func (m *Model) Forward(ctx context.Context, ids []int32) error {
+	s := &m.s
+	if len(ids) == 0 || len(ids) > m.Chunk() {
+		panic(fmt.Sprintf("moe: forward of %d positions, 1 to %d fit", len(ids), m.Chunk()))
+	}
+	if s.pos+len(ids) > m.cfg.Ctx {
+		return &ContextError{s.pos + len(ids), m.cfg.Ctx}
+	}
+	for _, id := range ids {
+		if id < 0 || int(id) >= m.Vocab {
+			return fmt.Errorf("moe: token id %d: the vocabulary has ids 0 to %d", id, m.Vocab-1)
+		}
+	}
+	s.clock.reset()
+	s.be.Embed(s.x, m.embed, ids)
+	s.clock.lap(StageDense)
+	for l := range m.Layers {
+		if err := m.layers.run(ctx, l, s); err != nil {
+			return err
+		}
+	}
+	s.pos += len(ids)
+	m.positions += int64(len(ids))
+	m.forwards++
+	return nil
+}
+
+// Logits computes the logits of rows of the last Forward into dst [len(rows), Vocab].
+func (m *Model) Logits(dst []float32, rows []int32) error {
+	s := &m.s
+	for len(rows) > 0 {
+		n := min(len(rows), headRows)
+		s.clock.reset()
+		s.be.Gather(s.last, s.x, rows[:n])
+		s.be.RMSNorm(s.last, s.last, m.norm, m.eps)
+		s.matMul(s.logits, m.head, s.last)
+		if err := s.be.Read(dst[:n*m.Vocab], s.logits); err != nil {
+			return fmt.Errorf("moe: logits: %w", err)
+		}
+		s.clock.lap(StageDense)
+		dst, rows = dst[n*m.Vocab:], rows[n:]
+	}
+	return nil
+}
+
+// Hidden copies the residual stream of the last Forward, before the final norm,
+// into dst [n, Hidden].
+func (m *Model) Hidden(dst []float32) error {
+	if err := m.s.be.Read(dst, m.s.x); err != nil {
+		return fmt.Errorf("moe: hidden: %w", err)
+	}
+	return nil
+}
+
+// Stats counts what a model has computed since New.
+type Stats struct {
+	Positions int64
+	Forwards  int64
+	Times     Times
+}
+
+// Stats reads the counters.
+func (m *Model) Stats() Stats { return Stats{m.positions, m.forwards, m.s.clock.times} }
+
+// rsqrtOf is 1/sqrt(n) as a constant of the host.
+func rsqrtOf(n int) float32 { return float32(1 / math.Sqrt(float64(n))) }

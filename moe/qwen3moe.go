@@ -1,0 +1,57 @@
+package moe
+
+import (
+	"context"
+	"fmt"
+)
+
+// Qwen3-MoE (arXiv:2505.09388), architecture qwen3moe in GGUF.
+//
+//	x = embed(id)                                             [dim]
+//	each layer:
+//	  x = x + attention(RMSNorm(x))                           grouped-query, norms of q and k, whole heads rotated (NeoX halves)
+//	  x = x + sum over k routed experts w_i*expert_i(RMSNorm(x))
+//	logits = head(RMSNorm(x))
+//
+// The router is a softmax over all experts, the chosen weights normalised;
+// there is no shared expert.
+type qwen3 struct {
+	layer []qwen3Layer
+	eps   float32
+	norm  bool
+}
+
+type qwen3Layer struct {
+	attn    gqa
+	ffnNorm []float32 // [dim]
+	moe     experts
+}
+
+func openQwen3(l *loader, spec *Spec, positions int) layers {
+	spec.heads(l)
+	spec.routed(l)
+	m := &qwen3{
+		eps:  float32(l.float("attention.layer_norm_rms_epsilon", 1e-6)),
+		norm: l.bool("expert_weights_norm", true),
+	}
+	rope := newRope(positions, spec.RopeDims, l.float("rope.freq_base", 10000))
+	for i := 0; i < spec.Layers && l.err == nil; i++ {
+		m.layer = append(m.layer, qwen3Layer{
+			attn:    spec.attention(l, i, m.eps, rope),
+			ffnNorm: l.vector(fmt.Sprintf("blk.%d.ffn_norm.weight", i), spec.Hidden),
+			moe:     spec.expertLayer(l, i),
+		})
+	}
+	return m
+}
+
+func (m *qwen3) run(ctx context.Context, l int, s *state) error {
+	w := &m.layer[l]
+	if err := w.attn.attend(ctx, l, s); err != nil {
+		return err
+	}
+	s.be.RMSNorm(s.h, s.x, w.ffnNorm, m.eps)
+	return w.moe.compute(ctx, l, s, func(ids []int32, weights, scores []float32) {
+		RouteSoftmax(ids, weights, scores, m.norm)
+	})
+}

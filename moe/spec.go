@@ -1,0 +1,226 @@
+package moe
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sluice/backends"
+	"sluice/tiers"
+)
+
+// A Spec is what a model's headers say of it: enough to plan its memory, to
+// describe it and to open it. Sizes are counts of elements.
+type Spec struct {
+	Arch, Name    string
+	Layers        int // decoder layers that run
+	LeadingDense  int // of them, those at the start that have no router
+	Nextn         int // drafting (MTP) layers behind them, not run by decoding
+	Hidden, Vocab int
+	Heads         int // query heads
+	KVHeads       int
+	HeadDim       int
+	RopeDims      int
+	FF            int // width of the dense feed-forward, 0: none
+	ExpertFF      int // width of a routed expert
+	Experts       int // routed experts of a layer
+	TopK          int // chosen for each token
+	SharedExperts int
+	Ctx           int // positions it was trained for
+	Dense         []tiers.Tensor
+	Roles         []tiers.ExpertLayer // one for each layer with a router, ascending
+
+	file *tiers.Model
+	fam  family
+}
+
+// A family is one page: it reads a model's layers from the loader, and fills
+// in the numbers of the Spec.
+type family struct {
+	arch string
+	open func(l *loader, spec *Spec, positions int) layers
+}
+
+// layers runs one decoder layer after another.
+type layers interface {
+	// run takes the residual stream s.x through layer l, in place.
+	run(ctx context.Context, l int, s *state) error
+}
+
+// families are the pages, by the architecture that a file names.
+func families() []family {
+	return []family{{"glm4moe", openGLM4}, {"qwen3moe", openQwen3}}
+}
+
+// An UnsupportedError names an architecture that has no page.
+type UnsupportedError struct{ Arch string }
+
+func (e *UnsupportedError) Error() string {
+	var have []string
+	for _, f := range families() {
+		have = append(have, f.arch)
+	}
+	return fmt.Sprintf("moe: architecture %q is not supported; supported are %s", e.Arch, strings.Join(have, ", "))
+}
+
+// Describe reads a model's headers. No tensor is read; every tensor that the
+// model will use is checked for its dims and type.
+func Describe(file *tiers.Model) (*Spec, error) {
+	arch, ok := file.Meta.String("general.architecture")
+	if err := file.Meta.Err(); err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, fmt.Errorf("moe: the file's metadata lacks general.architecture: it may hold a vocabulary or an adapter, not a model")
+	}
+	i := slices.IndexFunc(families(), func(f family) bool { return f.arch == arch })
+	if i < 0 {
+		return nil, &UnsupportedError{arch}
+	}
+	s := &Spec{Arch: arch, file: file, fam: families()[i]}
+	s.Name, _ = file.Meta.String("general.name")
+	l := &loader{file: file, arch: arch}
+	open(l, s, 0)
+	if l.err != nil {
+		return nil, l.err
+	}
+	s.Dense = l.dense
+	return s, nil
+}
+
+// weights is a whole model as its page loaded it.
+type weights struct {
+	embed  backends.Matrix
+	layers layers
+	norm   []float32
+	head   backends.Linear
+	eps    float32
+}
+
+// Limits of what a header may claim; far above every published model, and far
+// below what would overflow.
+const (
+	maxLayers  = 1 << 12
+	maxDim     = 1 << 20
+	maxExperts = 1 << 14
+	maxCtx     = 1 << 27
+)
+
+// open reads what all families share, and the layers by their page, with
+// rotations for so many positions.
+func open(l *loader, s *Spec, positions int) weights {
+	s.Layers = l.need("block_count", maxLayers)
+	s.Nextn = l.or("nextn_predict_layers", 0, maxLayers)
+	if s.Nextn >= s.Layers {
+		l.fail("%d nextn layers of %d in all leave none to run", s.Nextn, s.Layers)
+		return weights{}
+	}
+	s.Layers -= s.Nextn
+	s.Hidden = l.need("embedding_length", maxDim)
+	s.Ctx = l.need("context_length", maxCtx)
+	s.Vocab = vocabulary(l)
+	s.Roles = nil
+	var w weights
+	w.eps = float32(l.float("attention.layer_norm_rms_epsilon", 1e-6))
+	if !(w.eps >= 0x1p-100 && w.eps < 1) {
+		l.fail("attention.layer_norm_rms_epsilon is %v, want above 0 and below 1", w.eps)
+	}
+	w.embed = l.matrix("token_embd.weight", s.Vocab, s.Hidden)
+	w.norm = l.vector("output_norm.weight", s.Hidden)
+	if l.has("output.weight") {
+		w.head = l.linear("output", s.Vocab, s.Hidden)
+	} else {
+		w.head = backends.Linear{Matrix: w.embed} // tied
+	}
+	if l.err == nil {
+		w.layers = s.fam.open(l, s, positions)
+	}
+	return w
+}
+
+// vocabulary is the number of tokens: the rows of the embedding, which the
+// tokenizer's list must match where the file has one.
+func vocabulary(l *loader) int {
+	t, ok := l.file.Tensor("token_embd.weight")
+	if !ok || len(t.Dims) != 2 {
+		l.fail("the file has no tensor token_embd.weight of two dims")
+		return 1
+	}
+	if n, ok := l.file.Meta.Len("tokenizer.ggml.tokens"); ok && int64(n) != t.Dims[1] {
+		l.fail("the vocabulary has %d tokens, token_embd.weight %d rows", n, t.Dims[1])
+	}
+	return int(t.Dims[1])
+}
+
+// heads reads the numbers of grouped-query attention.
+func (s *Spec) heads(l *loader) {
+	s.Heads = l.need("attention.head_count", maxDim)
+	s.KVHeads = l.or("attention.head_count_kv", s.Heads, maxDim)
+	s.HeadDim = l.or("attention.key_length", s.Hidden/s.Heads, maxDim)
+	if v := l.or("attention.value_length", s.HeadDim, maxDim); v != s.HeadDim {
+		l.fail("keys of %d and values of %d elements: this family has equal ones", s.HeadDim, v)
+	}
+	s.RopeDims = l.or("rope.dimension_count", s.HeadDim, maxDim)
+	if s.KVHeads < 1 || s.Heads%s.KVHeads != 0 || s.HeadDim < 1 || s.RopeDims%2 != 0 || s.RopeDims > s.HeadDim {
+		l.fail("%d heads, %d key-value heads of %d elements, %d of them rotated: the heads must divide and the rotation fit", s.Heads, s.KVHeads, s.HeadDim, s.RopeDims)
+	}
+	if v, ok := l.file.Meta.String(l.arch + ".rope.scaling.type"); ok && v != "none" {
+		l.fail("RoPE scaling %q is not supported for this family", v)
+	}
+}
+
+// routed reads the numbers of the routed experts.
+func (s *Spec) routed(l *loader) {
+	s.Experts = l.need("expert_count", maxExperts)
+	s.TopK = l.need("expert_used_count", maxExperts)
+	s.ExpertFF = l.need("expert_feed_forward_length", maxDim)
+	if s.TopK > s.Experts {
+		l.fail("%d experts used of %d", s.TopK, s.Experts)
+	}
+	if g := l.or("expert_group_count", 1, maxExperts); g > 1 {
+		l.fail("group-limited routing (%d groups) is not supported for this family", g)
+	}
+}
+
+// attention loads the projections of layer blk.l.
+func (s *Spec) attention(l *loader, layer int, eps float32, rope *backends.Rope) gqa {
+	p := fmt.Sprintf("blk.%d.", layer)
+	a := gqa{
+		norm:    l.vector(p+"attn_norm.weight", s.Hidden),
+		q:       l.linear(p+"attn_q", s.Heads*s.HeadDim, s.Hidden),
+		k:       l.linear(p+"attn_k", s.KVHeads*s.HeadDim, s.Hidden),
+		v:       l.linear(p+"attn_v", s.KVHeads*s.HeadDim, s.Hidden),
+		o:       l.linear(p+"attn_output", s.Hidden, s.Heads*s.HeadDim),
+		headDim: s.HeadDim,
+		eps:     eps,
+		scale:   rsqrtOf(s.HeadDim),
+		rope:    rope,
+	}
+	if l.has(p + "attn_q_norm.weight") {
+		a.qNorm = l.vector(p+"attn_q_norm.weight", s.HeadDim)
+		a.kNorm = l.vector(p+"attn_k_norm.weight", s.HeadDim)
+	}
+	return a
+}
+
+// expertLayer loads the router of layer blk.l and notes its experts' roles.
+func (s *Spec) expertLayer(l *loader, layer int) experts {
+	role, kinds := l.experts(layer, s.Experts, s.Hidden, s.ExpertFF)
+	s.Roles = append(s.Roles, role)
+	return experts{
+		router: backends.Linear{Matrix: l.matrix(fmt.Sprintf("blk.%d.ffn_gate_inp.weight", layer), s.Experts, s.Hidden)},
+		kinds:  kinds,
+	}
+}
+
+// feedForward loads a dense feed-forward of width ff, whose tensors are named
+// gate, up and down with the suffix.
+func (s *Spec) feedForward(l *loader, layer, ff int, suffix string) dense {
+	p := fmt.Sprintf("blk.%d.ffn_", layer)
+	return dense{backends.Expert{
+		Gate: l.matrix(p+"gate"+suffix+".weight", ff, s.Hidden),
+		Up:   l.matrix(p+"up"+suffix+".weight", ff, s.Hidden),
+		Down: l.matrix(p+"down"+suffix+".weight", s.Hidden, ff),
+	}}
+}
