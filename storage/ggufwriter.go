@@ -46,15 +46,41 @@ type GGUFWriter struct {
 // written with the types of their values, which KV lists; general.alignment
 // among them is heeded. It refuses what Open would refuse.
 func CreateGGUF(path string, meta []KV, tensors []TensorSpec) (*GGUFWriter, error) {
-	m, err := NewMeta(path, meta)
+	h, align, _, err := ggufHeader(path, meta, tensors)
 	if err != nil {
 		return nil, err
 	}
-	align := int64(ggufAlignment)
+	w := &GGUFWriter{path: path, tensors: tensors, align: align}
+	if w.f, err = atomicfile.Create(path); err != nil {
+		return nil, fmt.Errorf("storage: %w", err)
+	}
+	if err := w.write(h); err != nil {
+		return nil, err
+	}
+	if len(tensors) > 0 {
+		w.left = tensors[0].Bytes()
+	}
+	return w, nil
+}
+
+// GGUFSize is the size of the file that CreateGGUF would write, in bytes.
+func GGUFSize(meta []KV, tensors []TensorSpec) (int64, error) {
+	_, _, size, err := ggufHeader("a GGUF file", meta, tensors)
+	return size, err
+}
+
+// ggufHeader makes and checks all that comes before the data, padded to where
+// the data begins. size is that of the whole file.
+func ggufHeader(path string, meta []KV, tensors []TensorSpec) (h []byte, align, size int64, err error) {
+	m, err := NewMeta(path, meta)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	align = ggufAlignment
 	if a, _ := m.Uint("general.alignment"); validAlignment(a) {
 		align = int64(a) // else parseGGUF says what is wrong with it
 	}
-	h := []byte(ggufMagic)
+	h = []byte(ggufMagic)
 	h = binary.LittleEndian.AppendUint32(h, 3)
 	h = binary.LittleEndian.AppendUint64(h, uint64(len(tensors)))
 	h = binary.LittleEndian.AppendUint64(h, uint64(len(meta)))
@@ -71,33 +97,23 @@ func CreateGGUF(path string, meta []KV, tensors []TensorSpec) (*GGUFWriter, erro
 		h = binary.LittleEndian.AppendUint32(h, uint32(t.Type))
 		h = binary.LittleEndian.AppendUint64(h, uint64(off))
 		off = roundUp(off+t.Bytes(), align)
-		if off < 0 {
-			return nil, fmt.Errorf("storage: create %s: tensor %q makes the file larger than a file can be", path, t.Name)
+		if off < 0 || off > 1<<62 {
+			return nil, 0, 0, fmt.Errorf("storage: create %s: tensor %q makes the file larger than a file can be", path, t.Name)
 		}
 	}
 	h = append(h, make([]byte, roundUp(int64(len(h)), align)-int64(len(h)))...)
 
 	// The reader knows all the rules, so it checks what is about to be written.
-	s, err := parseGGUF(bytes.NewReader(h), int64(len(h))+off, path)
+	size = int64(len(h)) + off
+	s, err := parseGGUF(bytes.NewReader(h), size, path)
 	if err != nil {
-		return nil, fmt.Errorf("storage: create: %w", err)
+		return nil, 0, 0, fmt.Errorf("storage: create: %w", err)
 	}
 	check := Model{Files: []File{{Path: path}}, byName: map[string]int{}}
 	if err := check.addTensors(s.tensors); err != nil {
-		return nil, fmt.Errorf("storage: create: %w", err)
+		return nil, 0, 0, fmt.Errorf("storage: create: %w", err)
 	}
-
-	w := &GGUFWriter{path: path, tensors: tensors, align: align}
-	if w.f, err = atomicfile.Create(path); err != nil {
-		return nil, fmt.Errorf("storage: %w", err)
-	}
-	if err := w.write(h); err != nil {
-		return nil, err
-	}
-	if len(tensors) > 0 {
-		w.left = tensors[0].Bytes()
-	}
-	return w, nil
+	return h, align, size, nil
 }
 
 // Write appends to the data of the tensors, which follow one another without a

@@ -56,6 +56,9 @@ func TestGGUFWriterPieces(t *testing.T) {
 		if first == nil {
 			first = got
 		}
+		if size, err := GGUFSize(sampleMeta(), sampleTensors); err != nil || size != int64(len(got)) {
+			t.Errorf("GGUFSize %d (%v), the file has %d bytes", size, err, len(got))
+		}
 		if string(got) != string(first) {
 			t.Errorf("in pieces of %d: another file", piece)
 		}
