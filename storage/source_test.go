@@ -599,6 +599,11 @@ func TestSourceClose(t *testing.T) {
 			}
 		}
 		mustPanic(t, "closed", func() { src.Submit(all[:1]) })
+		next := m.source(t, SourceOptions{Mode: mode})
+		next.Submit(all) // the fetches are the caller's again
+		for range all {
+			m.check(t, next.Reap())
+		}
 	})
 }
 
