@@ -52,12 +52,14 @@ func (b *Backend) Gather(y, x backends.Vec, rows []int32) {
 	if to.dim != from.dim || to == from {
 		panic(fmt.Sprintf("backends/cpu: Gather: rows of %d into a vector of %d", from.dim, to.dim))
 	}
-	to.SetLen(len(rows))
-	d := to.dim
-	for i, r := range rows {
+	for _, r := range rows {
 		if r < 0 || int(r) >= from.n {
 			panic(fmt.Sprintf("backends/cpu: Gather: row %d of %d", r, from.n))
 		}
+	}
+	to.SetLen(len(rows))
+	d := to.dim
+	for i, r := range rows {
 		copy(to.data[i*d:(i+1)*d], from.data[int(r)*d:])
 	}
 }

@@ -1,0 +1,450 @@
+// Package backendtest is the suite that every backend passes: each step, on
+// random and on extreme input, must return the bits of plain loops.
+package backendtest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"sluice/backends"
+	"sluice/internal/quant"
+)
+
+// Run tests the backend that open gives. Each subtest opens and closes its own.
+func Run(t *testing.T, open func() backends.Backend) {
+	for _, c := range []struct {
+		name string
+		test func(*bench)
+	}{
+		{"MatMul", testMatMul}, {"MatMulSeveral", testMatMulSeveral}, {"Embed", testEmbed}, {"Gather", testGather},
+		{"RMSNorm", testRMSNorm}, {"RoPE", testRoPE}, {"Attend", testAttend}, {"ExpertGroup", testExpertGroup},
+		{"Combine", testCombine}, {"Add", testAdd}, {"ActivationError", testActivationError},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			be := open()
+			defer func() {
+				if err := be.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			const seed = 0x51ce
+			c.test(&bench{t, be, rand.New(rand.NewPCG(seed, 1))})
+		})
+	}
+}
+
+// A bench is a test, its backend and its source of numbers.
+type bench struct {
+	*testing.T
+	be  backends.Backend
+	rng *rand.Rand
+}
+
+func (b *bench) vec(capacity, dim int) backends.Vec {
+	b.Helper()
+	v, err := b.be.NewVec(capacity, dim)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return v
+}
+
+// upload makes a vector of x [n, dim]; Embed is the way in.
+func (b *bench) upload(x []float32, dim int) backends.Vec {
+	b.Helper()
+	n := len(x) / dim
+	v := b.vec(n, dim)
+	ids := make([]int32, n)
+	for i := range ids {
+		ids[i] = int32(i)
+	}
+	b.be.Embed(v, backends.Matrix{Type: quant.F32, Rows: n, Cols: dim, Data: bytesOf(x)}, ids)
+	return v
+}
+
+// wants compares v with the reference, bit by bit (a zero's sign too).
+func (b *bench) wants(what string, v backends.Vec, want []float32) {
+	b.Helper()
+	if v.Len()*v.Dim() != len(want) {
+		b.Fatalf("%s: %d positions of %d, want %d floats", what, v.Len(), v.Dim(), len(want))
+	}
+	got := make([]float32, len(want))
+	if err := b.be.Read(got, v); err != nil {
+		b.Fatalf("%s: %v", what, err)
+	}
+	for i := range want {
+		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+			b.Fatalf("%s: float %d of position %d is %x, want %x", what, i%v.Dim(), i/v.Dim(), got[i], want[i])
+		}
+	}
+}
+
+func (b *bench) matrix(t quant.Type, rows, cols int) backends.Matrix {
+	return backends.Matrix{Type: t, Rows: rows, Cols: cols, Data: Weights(b.rng, t, rows*cols)}
+}
+
+// cleaned is x as Embed gives it.
+func cleaned(x []float32) []float32 {
+	y := make([]float32, len(x))
+	for i, v := range x {
+		y[i] = clean(v)
+	}
+	return y
+}
+
+// rowLengths gives row lengths for a type: some blocks, some lanes of 8, a tail.
+func rowLengths(t quant.Type) []int {
+	switch elems, _ := t.Block(); elems {
+	case 1:
+		return []int{1, 15, 16, 17, 100, 256, 257, 600}
+	case 256:
+		return []int{256, 512, 768, 256 * 9}
+	default:
+		return []int{elems, 2 * elems, 3 * elems, 7 * elems, 8 * elems, 9 * elems, 17 * elems}
+	}
+}
+
+func testMatMul(b *bench) {
+	batches := []int{1, 2, 3, 8, 33, 50}
+	for _, typ := range Types {
+		for i, cols := range rowLengths(typ) {
+			rows, n := 1+b.rng.IntN(9), batches[(i+int(typ))%len(batches)]
+			w := backends.Linear{Matrix: b.matrix(typ, rows, cols)}
+			if i%2 == 1 {
+				w.Bias = Vectors(b.rng, 1, rows, 0)
+			}
+			x := Vectors(b.rng, n, cols, i)
+			y := b.vec(n, rows)
+			b.be.MatMul([]backends.Vec{y}, []backends.Linear{w}, b.upload(x, cols))
+			want := matMul(w, cleaned(x))
+			b.wants(fmt.Sprintf("%v, %d rows of %d, %d positions", typ, rows, cols, n), y, want)
+			near(b, w, cleaned(x), want)
+		}
+	}
+}
+
+// near holds the result against float64 sums over decoded weights: the error is
+// at most what rounding the activations to int8 explains.
+func near(b *bench, w backends.Linear, x, y []float32) {
+	b.Helper()
+	decoded := make([]float32, w.Rows*w.Cols)
+	quant.Dequantize(w.Type, decoded, w.Data)
+	// The error of an activation: half a step of its block's 127, or what clean drops.
+	off := make([]float64, len(x))
+	block := w.Type.ActBlock()
+	for i := range x {
+		off[i] = math.Abs(float64(x[i])) * 0x1p-39 // times 1e-3 below
+	}
+	for i := 0; block > 0 && i < len(x); i += block {
+		var top float64
+		for _, v := range x[i : i+block] {
+			top = max(top, math.Abs(float64(v)))
+		}
+		for j := range block {
+			off[i+j] = top / 127 * 0.51
+		}
+	}
+	for i, got := range y {
+		at := i / w.Rows * w.Cols
+		var want, allowed float64
+		for j, f := range decoded[i%w.Rows*w.Cols:][:w.Cols] {
+			p := float64(f) * float64(x[at+j])
+			want += p
+			// A min and its code may cancel in f; their rounding does not: 1e-3.
+			allowed += math.Abs(p)*1e-5 + (math.Abs(float64(f))+1e-3)*off[at+j]
+		}
+		if w.Bias != nil {
+			want += float64(w.Bias[i%w.Rows])
+			allowed += math.Abs(want) * 1e-6
+		}
+		if !(math.Abs(float64(got)-want) <= allowed+1e-12) {
+			b.Fatalf("%v, row %d of %d: %g, but the decoded weights give %g, at most %g off", w.Type, i%w.Rows, w.Cols, got, want, allowed)
+		}
+	}
+}
+
+// testMatMulSeveral multiplies one x by matrices of all forms in one call, many
+// enough rows to be shared among threads.
+func testMatMulSeveral(b *bench) {
+	for _, n := range []int{0, 1, 5, 100} {
+		x := Vectors(b.rng, n, 512, 2)
+		var w []backends.Linear
+		var y []backends.Vec
+		for i, t := range []quant.Type{quant.Q4_K, quant.Q8_0, quant.F32, quant.Q6_K, quant.Q4_1, quant.F16} {
+			rows := 10 + 30*i
+			w = append(w, backends.Linear{Matrix: b.matrix(t, rows, 512)})
+			y = append(y, b.vec(max(n, 1), rows))
+		}
+		in := b.vec(1, 512)
+		if n > 0 {
+			in = b.upload(x, 512)
+		}
+		b.be.MatMul(y, w, in)
+		for i := range w {
+			b.wants(fmt.Sprintf("matrix %d, %d positions", i, n), y[i], matMul(w[i], cleaned(x)))
+		}
+	}
+}
+
+func testEmbed(b *bench) {
+	for _, t := range Types {
+		elems, _ := t.Block()
+		cols := elems * 3
+		m := b.matrix(t, 5, cols)
+		table := make([]float32, 5*cols)
+		quant.Dequantize(t, table, m.Data)
+		x := b.vec(4, cols)
+		var want []float32
+		ids := []int32{4, 0, 4, 2}
+		for _, id := range ids {
+			want = append(want, cleaned(table[int(id)*cols:][:cols])...)
+		}
+		b.be.Embed(x, m, ids)
+		b.wants(t.String(), x, want)
+	}
+}
+
+func testGather(b *bench) {
+	x := Vectors(b.rng, 6, 33, 0)
+	y := b.vec(3, 33)
+	b.be.Gather(y, b.upload(x, 33), []int32{5, 1})
+	b.wants("rows 5, 1", y, append(append([]float32{}, x[5*33:]...), x[33:2*33]...))
+}
+
+func testRMSNorm(b *bench) {
+	for i, c := range []struct{ n, dim, run int }{{1, 64, 64}, {3, 100, 100}, {2, 96, 16}, {70, 128, 32}, {1, 2048, 2048}, {5, 7, 7}} {
+		x, weight := Vectors(b.rng, c.n, c.dim, i), Vectors(b.rng, 1, c.run, 0)
+		for _, eps := range []float32{1e-6, 0} {
+			want := rmsNorm(cleaned(x), weight, eps)
+			in, y := b.upload(x, c.dim), b.vec(c.n, c.dim)
+			b.be.RMSNorm(y, in, weight, eps)
+			b.wants(fmt.Sprintf("%+v into another", c), y, want)
+			b.be.RMSNorm(in, in, weight, eps)
+			b.wants(fmt.Sprintf("%+v in place", c), in, want)
+		}
+	}
+	zero := b.upload(make([]float32, 32), 32)
+	b.be.RMSNorm(zero, zero, Vectors(b.rng, 1, 32, 3), 0)
+	got := make([]float32, 32)
+	if err := b.be.Read(got, zero); err != nil {
+		b.Fatal(err)
+	}
+	for _, v := range got {
+		if v != 0 {
+			b.Fatalf("zeros are normalised to %g", v)
+		}
+	}
+}
+
+func testRoPE(b *bench) {
+	for _, c := range []struct{ n, heads, headDim, half, pos int }{{1, 1, 8, 4, 0}, {3, 4, 16, 8, 5}, {2, 3, 20, 6, 1}, {40, 8, 32, 16, 2}} {
+		r := &backends.Rope{Half: c.half}
+		for i := range (c.pos + c.n) * c.half {
+			sin, cos := math.Sincos(float64(i) * 0.37)
+			r.Sin, r.Cos = append(r.Sin, float32(sin)), append(r.Cos, float32(cos))
+		}
+		dim := c.heads * c.headDim
+		x := Vectors(b.rng, c.n, dim, 0)
+		v := b.upload(x, dim)
+		b.be.RoPE(v, c.headDim, r, c.pos)
+		b.wants(fmt.Sprintf("%+v", c), v, rope(x, dim, c.headDim, r, c.pos))
+	}
+}
+
+func testAttend(b *bench) {
+	for i, c := range []struct {
+		heads, kvHeads, keyDim, valueDim int
+		batches                          []int // positions stored and attended together
+	}{
+		{1, 1, 32, 32, []int{1, 1, 2}},
+		{4, 2, 64, 32, []int{3, 1, 20}},
+		{6, 1, 32, 64, []int{1, 9}},
+		{2, 2, 32, 32, []int{254, 1, 1, 1, 300, 1}},
+		{8, 4, 96, 96, []int{17}},
+	} {
+		for _, typ := range []backends.KVType{backends.KVF16, backends.KVF32, backends.KVQ8} {
+			total := 0
+			for _, n := range c.batches {
+				total += n
+			}
+			shape := backends.KVShape{Layers: 2, Positions: total, Heads: c.kvHeads, KeyDim: c.keyDim, ValueDim: c.valueDim, Type: typ}
+			kv, err := b.be.NewKV(shape)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if kv.Shape() != shape {
+				b.Fatalf("a cache of shape %+v says %+v", shape, kv.Shape())
+			}
+			const scale = 0.125
+			var keys, values []float32
+			pos := 0
+			for _, n := range c.batches {
+				layer := 1
+				k, v := Vectors(b.rng, n, c.kvHeads*c.keyDim, i), Vectors(b.rng, n, c.kvHeads*c.valueDim, i%2)
+				q := Vectors(b.rng, n, c.heads*c.keyDim, i%3)
+				if i == 0 {
+					k[0], v[1], v[2] = 1e6, -7e4, 0x1p-25 // beyond f16, and below what is kept
+				}
+				kx, vx := b.upload(k, c.kvHeads*c.keyDim), b.upload(v, c.kvHeads*c.valueDim)
+				b.be.Store(kv, 0, pos, b.upload(make([]float32, len(k)), c.kvHeads*c.keyDim), vx) // another layer, not to be seen
+				b.be.Store(kv, layer, pos, kx, vx)
+				y := b.vec(n, c.heads*c.valueDim)
+				b.be.Attend(y, b.upload(q, c.heads*c.keyDim), kv, layer, pos, scale)
+				keys, values = append(keys, cached(typ, cleaned(k))...), append(values, cached(typ, cleaned(v))...)
+				var want []float32
+				for p := range n {
+					for h := range c.heads {
+						g := h / (c.heads / c.kvHeads)
+						var hk, hv [][]float32
+						for j := range pos + p + 1 {
+							hk = append(hk, keys[(j*c.kvHeads+g)*c.keyDim:][:c.keyDim])
+							hv = append(hv, values[(j*c.kvHeads+g)*c.valueDim:][:c.valueDim])
+						}
+						want = append(want, attend(q[(p*c.heads+h)*c.keyDim:][:c.keyDim], hk, hv, scale)...)
+					}
+				}
+				b.wants(fmt.Sprintf("%+v %v at %d", c, typ, pos), y, want)
+				pos += n
+			}
+		}
+	}
+}
+
+func testExpertGroup(b *bench) {
+	types := [][3]quant.Type{
+		{quant.Q4_K, quant.Q4_K, quant.Q6_K}, {quant.Q8_0, quant.Q4_0, quant.Q8_0},
+		{quant.F32, quant.BF16, quant.F16}, {quant.MXFP4, quant.MXFP4, quant.MXFP4}, {quant.NVFP4, quant.IQ4_XS, quant.Q5_1},
+	}
+	const dim, ff = 256, 512
+	for _, c := range []struct{ n, k int }{{1, 1}, {1, 4}, {3, 2}, {60, 2}} {
+		x := Vectors(b.rng, c.n, dim, 0)
+		out := b.vec(c.n*c.k, dim)
+		out.SetLen(c.n * c.k)
+		before := Vectors(b.rng, c.n*c.k, dim, 0)
+		src := b.upload(before, dim)
+		all := make([]int32, c.n*c.k)
+		for i := range all {
+			all[i] = int32(i)
+		}
+		b.be.Gather(out, src, all)
+		want := append([]float32(nil), cleaned(before)...)
+
+		jobs := make([]backends.Job, len(types)+1) // the last without rows
+		for i := range jobs {
+			t := types[i%len(types)]
+			jobs[i].Expert = backends.Expert{Gate: b.matrix(t[0], ff, dim), Up: b.matrix(t[1], ff, dim), Down: b.matrix(t[2], dim, ff)}
+		}
+		for r := range c.n * c.k {
+			if r%7 == 3 {
+				continue // nobody's: it stays
+			}
+			j := &jobs[b.rng.IntN(len(types))]
+			if c.n == 60 {
+				j = &jobs[r%2*3] // two large batches
+			}
+			j.Rows = append(j.Rows, int32(r))
+			copy(want[r*dim:], expert(j.Expert, x[r/c.k*dim:][:dim]))
+		}
+		b.be.ExpertGroup(out, c.k, jobs, b.upload(x, dim))
+		b.wants(fmt.Sprintf("%+v", c), out, want)
+	}
+}
+
+func testCombine(b *bench) {
+	for _, c := range []struct {
+		n, k, dim int
+		shared    bool
+	}{{1, 1, 5, false}, {1, 8, 2048, true}, {7, 3, 100, true}, {9, 2, 1500, false}} {
+		x, out := Vectors(b.rng, c.n, c.dim, 0), Vectors(b.rng, c.n*c.k, c.dim, 0)
+		w, shared := Vectors(b.rng, c.n, c.k, 0), Vectors(b.rng, c.n, c.dim, 0)
+		v := b.upload(x, c.dim)
+		var s backends.Vec
+		if c.shared {
+			s = b.upload(shared, c.dim)
+		}
+		b.be.Combine(v, b.upload(out, c.dim), c.k, w, s)
+		want := make([]float32, len(x))
+		for i := range want {
+			var y float32
+			for j := range c.k {
+				row := i/c.dim*c.k + j
+				y = add(y, mul(w[row], out[row*c.dim+i%c.dim]))
+			}
+			if c.shared {
+				y = add(y, shared[i])
+			}
+			want[i] = add(x[i], y)
+		}
+		b.wants(fmt.Sprintf("%+v", c), v, want)
+	}
+}
+
+func testAdd(b *bench) {
+	x, y := Vectors(b.rng, 3, 50, 0), Vectors(b.rng, 3, 50, 2)
+	v := b.upload(x, 50)
+	b.be.Add(v, b.upload(y, 50))
+	want := make([]float32, len(x))
+	for i := range want {
+		want[i] = add(x[i], y[i])
+	}
+	b.wants("x + y", v, want)
+}
+
+// testActivationError drives each step that reads activations out of range. The
+// error comes once, the backend works on.
+func testActivationError(b *bench) {
+	const dim = 256
+	weight := Vectors(b.rng, 1, dim, 3)
+	kv, err := b.be.NewKV(backends.KVShape{Layers: 1, Positions: 4, Heads: 1, KeyDim: dim, ValueDim: dim, Type: backends.KVF16})
+	if err != nil {
+		b.Fatal(err)
+	}
+	good := b.upload(Vectors(b.rng, 1, dim, 0), dim)
+	b.be.Store(kv, 0, 0, good, good)
+	y := b.vec(1, dim)
+	matMul := func(t quant.Type) func(backends.Vec) {
+		w := []backends.Linear{{Matrix: b.matrix(t, dim, dim)}}
+		return func(x backends.Vec) { b.be.MatMul([]backends.Vec{y}, w, x) }
+	}
+	e := backends.Expert{Gate: b.matrix(quant.Q8_0, dim, dim), Up: b.matrix(quant.Q8_0, dim, dim), Down: b.matrix(quant.Q8_0, dim, dim)}
+	for _, c := range []struct {
+		step string
+		do   func(x backends.Vec)
+	}{
+		{"MatMul", matMul(quant.Q8_0)}, {"MatMul", matMul(quant.Q4_K)}, {"MatMul", matMul(quant.F32)},
+		{"RMSNorm", func(x backends.Vec) { b.be.RMSNorm(y, x, weight, 1e-6) }},
+		{"Store", func(x backends.Vec) { b.be.Store(kv, 0, 1, x, good) }},
+		{"Store", func(x backends.Vec) { b.be.Store(kv, 0, 1, good, x) }},
+		{"Attend", func(x backends.Vec) { b.be.Attend(y, x, kv, 0, 0, 1) }},
+		{"ExpertGroup", func(x backends.Vec) {
+			y.SetLen(1)
+			b.be.ExpertGroup(y, 1, []backends.Job{{Expert: e, Rows: []int32{0}}}, x)
+		}},
+	} {
+		for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(-1)), -0x1.000002p50} {
+			x := Vectors(b.rng, 1, dim, 0)
+			x[b.rng.IntN(dim)] = bad
+			c.do(b.upload(x, dim))
+			got := make([]float32, dim)
+			var want *backends.ActivationError
+			if err := b.be.Read(got, good); !errors.As(err, &want) || want.Step != c.step {
+				b.Errorf("%s of %g: Read says %v", c.step, bad, err)
+			}
+			if err := b.be.Read(got, good); err != nil {
+				b.Errorf("%s of %g: the error came twice: %v", c.step, bad, err)
+			}
+		}
+		if c.step == "ExpertGroup" {
+			continue // whose hidden vector would be out of range, and rightly refused
+		}
+		x := Vectors(b.rng, 1, dim, 0)
+		x[7] = 0x1p50
+		c.do(b.upload(x, dim))
+		if err := b.be.Read(make([]float32, dim), good); err != nil {
+			b.Errorf("%s of 2^50: %v", c.step, err)
+		}
+	}
+}
