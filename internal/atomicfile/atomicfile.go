@@ -1,5 +1,7 @@
 // Package atomicfile writes a file that is whole or not there: its bytes go to
 // PATH.part beside it, which takes the name when all of them are on the drive.
+// A PATH that is no regular file, such as a pipe or a device, cannot be
+// replaced so and is written to as it comes.
 package atomicfile
 
 import (
@@ -16,22 +18,62 @@ import (
 // Commit has already done what Abort does.
 type File struct {
 	path string
+	temp string   // what the bytes go to until Commit; "" if that is path itself
 	f    *os.File // nil once ended
 	w    *bufio.Writer
 	n    int64 // bytes written
 	err  error // the failure that ended it
 }
 
-// Create begins to write path, which stays as it is until Commit.
+// Create begins to write path, which stays as it is until Commit. What a killed
+// program left in PATH.part is written over; a PATH.part that another program
+// is writing now is an error.
 func Create(path string) (*File, error) {
-	f, err := os.OpenFile(path+".part", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("create %s: %s.part is there: another program writes it, or one was killed; remove it if none does: %w", path, path, err)
+	f := &File{path: path, temp: path + ".part"}
+	var err error
+	if fi, serr := os.Stat(path); serr == nil && !fi.Mode().IsRegular() {
+		f.temp = ""
+		f.f, err = os.OpenFile(path, os.O_WRONLY, 0)
+	} else {
+		f.f, err = openLocked(f.temp)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("create %s: %w", path, err)
 	}
-	return &File{path: path, f: f, w: bufio.NewWriterSize(f, 1<<20)}, nil
+	f.w = bufio.NewWriterSize(f.f, 1<<20)
+	return f, nil
+}
+
+// openLocked opens the empty file name for this process alone.
+func openLocked(name string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+		if err != nil {
+			return nil, err
+		}
+		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			f.Close()
+			if errors.Is(err, syscall.EWOULDBLOCK) {
+				err = fmt.Errorf("another program is writing %s now: wait for it or stop it", name)
+			}
+			return nil, err
+		}
+		// Who held the lock until now may have renamed the file since it was opened.
+		mine, err := f.Stat()
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+		if now, err := os.Stat(name); err != nil || !os.SameFile(mine, now) {
+			f.Close()
+			continue
+		}
+		if err := f.Truncate(0); err != nil {
+			f.Close()
+			return nil, err
+		}
+		return f, nil
+	}
 }
 
 // Write appends to the file.
@@ -55,16 +97,25 @@ func (f *File) Commit() error {
 	if err := f.w.Flush(); err != nil {
 		return f.fail(err)
 	}
+	if f.temp == "" {
+		if err := f.f.Close(); err != nil {
+			return f.fail(err)
+		}
+		f.f = nil
+		return nil
+	}
 	if err := f.f.Sync(); err != nil {
 		return f.fail(err)
 	}
-	if err := f.f.Close(); err != nil {
+	// Renamed while it is open, and so locked: nobody else takes it for his own.
+	if err := os.Rename(f.temp, f.path); err != nil {
 		return f.fail(err)
 	}
-	if err := os.Rename(f.path+".part", f.path); err != nil {
-		return f.fail(err)
-	}
+	err := f.f.Close()
 	f.f = nil
+	if err != nil {
+		return fmt.Errorf("write %s: %w", f.path, err)
+	}
 	// The bytes are on the drive. Not every file system can say the same of the
 	// name, so that this may fail: the name then gets there a little later.
 	if dir, err := os.Open(filepath.Dir(f.path)); err == nil {
@@ -79,9 +130,11 @@ func (f *File) Abort() {
 	if f.f == nil {
 		return
 	}
+	if f.temp != "" {
+		os.Remove(f.temp) // before Close, which lets go of the lock
+	}
 	f.f.Close()
 	f.f = nil
-	os.Remove(f.path + ".part")
 }
 
 func (f *File) ended() error {
@@ -92,10 +145,14 @@ func (f *File) ended() error {
 }
 
 func (f *File) fail(err error) error {
+	left := "removed what was written"
+	if f.temp == "" {
+		left = "what was written stays there"
+	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		f.err = fmt.Errorf("write %s: no space for more than about %d bytes, removed what was written: free some space or write elsewhere: %w", f.path, f.n, err)
+		f.err = fmt.Errorf("write %s: no space for more than about %d bytes, %s: free some space or write elsewhere: %w", f.path, f.n, left, err)
 	} else {
-		f.err = fmt.Errorf("write %s: at about byte %d, removed what was written: %w", f.path, f.n, err)
+		f.err = fmt.Errorf("write %s: at about byte %d, %s: %w", f.path, f.n, left, err)
 	}
 	f.Abort()
 	return f.err

@@ -33,7 +33,7 @@ func TestWholeOrNotThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Create(path); err == nil || !strings.Contains(err.Error(), "f.part is there") {
+	if _, err := Create(path); err == nil || !strings.Contains(err.Error(), "another program is writing") {
 		t.Errorf("a second writer got %v", err)
 	}
 	if _, err := f.Write([]byte("new")); err != nil {
@@ -68,6 +68,44 @@ func TestWholeOrNotThere(t *testing.T) {
 	}
 	if got := names(t, dir); got != "f" {
 		t.Errorf("left behind: %s", got)
+	}
+}
+
+// What a killed program left is no hindrance.
+func TestStalePart(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	if err := os.WriteFile(path+".part", []byte("half of something longer"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Write([]byte("whole"))
+	if err := f.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := os.ReadFile(path); string(b) != "whole" {
+		t.Errorf("the file holds %q", b)
+	}
+	if got := names(t, dir); got != "f" {
+		t.Errorf("left behind: %s", got)
+	}
+}
+
+// A device is written to, not replaced.
+func TestDevice(t *testing.T) {
+	f, err := Create("/dev/full")
+	if err != nil {
+		t.Skipf("needs /dev/full: %v", err)
+	}
+	f.Write([]byte("x"))
+	if err := f.Commit(); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("got %v", err)
+	}
+	if fi, err := os.Stat("/dev/full"); err != nil || fi.Mode()&os.ModeDevice == 0 {
+		t.Errorf("/dev/full is %v, %v", fi, err)
 	}
 }
 
