@@ -10,7 +10,7 @@ TAGS      := giouring
 LDFLAGS   := -checklinkname=0
 BUILD     := -tags $(TAGS) -ldflags=$(LDFLAGS)
 FUZZTIME  ?= 60s
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@2026.1
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 export CGO_ENABLED = 0
 
@@ -31,11 +31,30 @@ demo: bin/sluice
 	@bin/sluice run --cap 8 --temp 0 -n 120 -p "$(DEMO_PROMPT)"
 
 test:
-	$(GO) test $(BUILD) ./...
+	$(GO) test $(BUILD) $(TESTFLAGS) ./...
 
 # The race detector needs cgo and a C compiler.
 race:
 	CGO_ENABLED=1 $(GO) test -race $(BUILD) ./...
+
+check:
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "gofmt would change these files"; exit 1; }
+	$(GO) vet -tags $(TAGS) ./...
+	$(GO) run $(STATICCHECK) -tags $(TAGS) ./...
+	$(GO) mod tidy -diff
+	$(GO) build ./...
+	GOARCH=arm64 $(GO) vet $(BUILD) ./...
+	GOAMD64=v3 $(GO) test $(BUILD) ./internal/... ./backends/...
+	$(GO) test -tags $(TAGS),invariants -ldflags=$(LDFLAGS) ./tiers/... ./cmd/engine
+
+# Every parser of foreign bytes, for FUZZTIME each.
+fuzz:
+	@$(GO) list -f '{{$$d := .ImportPath}}{{range .TestGoFiles}}{{$$d}} {{$$.Dir}}/{{.}}{{"\n"}}{{end}}' ./... | while read -r pkg file; do \
+		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' "$$file"); do \
+			echo "fuzz $$pkg $$target"; \
+			$(GO) test $(BUILD) -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$pkg" || exit 1; \
+		done; \
+	done
 
 clean:
 	rm -rf bin

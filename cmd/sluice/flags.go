@@ -28,10 +28,15 @@ func newFlags(s streams, name, about string) (*pflag.FlagSet, *bool) {
 // parse reads the arguments; a mistake in them is a usage error.
 func parse(f *pflag.FlagSet, args []string) error {
 	err := f.Parse(args)
-	if err != nil && !errors.Is(err, pflag.ErrHelp) {
-		return usagef("%v", err)
+	if err == nil || errors.Is(err, pflag.ErrHelp) {
+		return err
 	}
-	return err
+	for _, arg := range args {
+		if n, nerr := strconv.Atoi(arg); nerr == nil && n < 0 && f.Lookup("cap") != nil { // pflag took it for a flag
+			return capError(n)
+		}
+	}
+	return usagef("%v", err)
 }
 
 // modelFlags are the flags of the commands that run a model.
@@ -83,7 +88,7 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 		return o, usagef("unexpected argument %q", rest[0])
 	}
 	if *m.cap < 1 && (m.capArgument || m.set.Changed("cap")) {
-		return o, usagef("cap %d: it is the number of experts per layer that stay in RAM, at least 1", *m.cap)
+		return o, capError(*m.cap)
 	}
 	for _, n := range []struct {
 		name string
@@ -106,6 +111,10 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 	}
 	o.Path, err = modelPath(*m.model)
 	return o, err
+}
+
+func capError(n int) error {
+	return usagef("cap %d: it is the number of experts per layer that stay in RAM, at least 1", n)
 }
 
 // isCap says whether a lone argument is a cap: an integer, and no such file.

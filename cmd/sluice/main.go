@@ -50,6 +50,7 @@ func commands() []command {
 		{"logits", "[MODEL] --ids FILE -o OUT.safetensors", "write the logits and last hidden states of given tokens", logitsCommand},
 		{"tokenize", "[MODEL]", "turn text on standard input into token ids, one a line", tokenizeCommand},
 		{"inspect", "[MODEL]", "describe a model from its headers", inspectCommand},
+		{"synth", "-o FILE --size 8GiB", "write a valid random model of a given size", synthCommand},
 	}
 }
 

@@ -280,5 +280,6 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 	}
 	s.notice("prompt %s", experts(prefill, tiers.Stats{}, e))
 	s.notice("decode %s", experts(e.Cache.Stats(), prefill, e))
-	s.notice("memory: %s announced: %s", size(e.Announced), e.Ledger)
+	s.notice("memory: %s announced: dense %s, kv %s, scratch %s, staging %s, lru %s, the rest the program", size(e.Announced),
+		size(e.Ledger.Of(tiers.Dense)), size(e.Ledger.Of(tiers.KV)), size(e.Ledger.Of(tiers.Scratch)), size(e.Ledger.Of(tiers.Staging)), size(e.Ledger.Of(tiers.LRU)))
 }
