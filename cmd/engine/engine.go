@@ -155,7 +155,7 @@ func (p *Plan) memory(o Options) error {
 		}
 	}
 	p.Settings.Set(s)
-	if p.Cap.Words != "" {
+	if p.Cap.Words != "" && (o.Cap != 0 || p.Cap.Cap < p.Spec.Experts) { // an automatic cap of all experts needs no words
 		p.Notices = append(p.Notices, p.Cap.Words)
 	}
 	p.Ledger = tiers.NewLedger(budget)
