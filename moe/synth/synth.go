@@ -109,9 +109,9 @@ func newShape(opt Options, vocab *storage.Model) (*shape, error) {
 	s := &shape{arch: opt.Arch, seed: opt.Seed, nextn: opt.Nextn, layers: opt.Layers, vocab: len(words), hidden: 2048, expertFF: 768}
 	switch s.arch {
 	case "glm4moe", "":
-		s.arch, s.dense, s.shared, s.experts, s.k, s.drift = "glm4moe", 1, true, 64, 6, 1.2
+		s.arch, s.dense, s.shared, s.experts, s.k, s.drift = "glm4moe", 1, true, 64, 6, 1.3
 	case "qwen3moe":
-		s.experts, s.k, s.drift = 128, 8, 0.5
+		s.experts, s.k, s.drift = 128, 8, 0.7
 	default:
 		return nil, fmt.Errorf("architecture %q: use glm4moe or qwen3moe", opt.Arch)
 	}
@@ -365,7 +365,7 @@ func (s *shape) streamRMS(l int) float64 { return math.Sqrt(1 + float64(s.drift*
 // popularity is what each expert of a layer gains in every token's score: the
 // logarithm of a Zipf law over ranks that differ from layer to layer.
 func (s *shape) popularity(layer int) []float64 {
-	const exponent = 0.8
+	const exponent = 0.4
 	r := newRand(s.seed, fmt.Sprintf("popularity of layer %d", layer))
 	order := r.Perm(s.experts)
 	p := make([]float64, s.experts)
