@@ -1,26 +1,66 @@
 package cpu
 
-import "sluice/internal/quant"
+import (
+	"encoding/binary"
+	"unsafe"
 
-// Sums of products of codes, exact in int32: their order is free.
+	"sluice/internal/quant"
+)
 
-// dot16 is the sum of w[i]*x[i].
-func dot16(w, x *[16]int8) int32 {
-	return int32(w[0])*int32(x[0]) + int32(w[1])*int32(x[1]) + int32(w[2])*int32(x[2]) + int32(w[3])*int32(x[3]) +
-		(int32(w[4])*int32(x[4]) + int32(w[5])*int32(x[5]) + int32(w[6])*int32(x[6]) + int32(w[7])*int32(x[7])) +
-		(int32(w[8])*int32(x[8]) + int32(w[9])*int32(x[9]) + int32(w[10])*int32(x[10]) + int32(w[11])*int32(x[11])) +
-		(int32(w[12])*int32(x[12]) + int32(w[13])*int32(x[13]) + int32(w[14])*int32(x[14]) + int32(w[15])*int32(x[15]))
+// Sums of products of codes, exact in int32, so their order is free: several
+// codes share one 64-bit multiplication, each in a field of its own.
+
+// One position: the fields are two codes of a row.
+//
+// A row's codes, made unsigned by adding 128, are taken eight bytes at a time;
+// bytes j and j+4 stand 32 bits apart under pairMask, w0 + w1*2^32. They meet
+// x1 + x0*2^32, and the product, modulo 2^64, has w0*x0 + w1*x1 in its upper
+// half. The lower halves, w0*x1, are at most 16*255*127 < 2^31 together, so upper
+// takes their borrow back exactly.
+
+const (
+	pairMask = 0x000000ff000000ff
+	flip     = 0x8080808080808080 // adds 128 to eight int8
+)
+
+// packPairs fills dst [len(x)/2] from the codes of one position.
+func packPairs(dst []uint64, x []int8) {
+	for i := 0; i < len(dst); i += 4 {
+		d, x := (*[4]uint64)(dst[i:]), (*[8]int8)(x[2*i:])
+		for j := range d {
+			d[j] = uint64(int64(x[4+j])) + uint64(int64(x[j]))<<32
+		}
+	}
 }
 
-func dot32(w, x *[32]int8) int32 {
-	return dot16((*[16]int8)(w[:]), (*[16]int8)(x[:])) + dot16((*[16]int8)(w[16:]), (*[16]int8)(x[16:]))
+// upper gives the upper half of v, whose lower half is a signed number.
+func upper(v uint64) int32 { return int32((v - uint64(int64(int32(v)))) >> 32) }
+
+// pairs16 has in its upper half the sum of (w[i]+128)*x[i].
+func pairs16(w *[16]byte, x *[8]uint64) uint64 {
+	u := binary.LittleEndian.Uint64(w[:]) ^ flip
+	v := binary.LittleEndian.Uint64(w[8:]) ^ flip
+	return (u&pairMask)*x[0] + (u>>8&pairMask)*x[1] + ((u>>16&pairMask)*x[2] + (u>>24&pairMask)*x[3]) +
+		((v&pairMask)*x[4] + (v>>8&pairMask)*x[5] + ((v>>16&pairMask)*x[6] + (v>>24&pairMask)*x[7]))
+}
+
+// codes is b.Code as bytes, the same memory.
+func codes(b *quant.Block) *[256]byte { return (*[256]byte)(unsafe.Pointer(&b.Code)) }
+
+// dot16 is the sum of codes times activation codes, whose sum is sum.
+func dot16(w *[16]byte, x *[8]uint64, sum int32) int32 { return upper(pairs16(w, x)) - 128*sum }
+
+// dot32 is dot16 of 32 codes.
+func dot32(w *[32]byte, x *[16]uint64, sum int32) int32 {
+	return upper(pairs16((*[16]byte)(w[:]), (*[8]uint64)(x[:]))+pairs16((*[16]byte)(w[16:]), (*[8]uint64)(x[8:]))) - 128*sum
 }
 
 // dot256 is the sum over groups g of Scale[g] * dot16 of the group.
-func dot256(b *quant.Block, x *[256]int8) int32 {
+func dot256(b *quant.Block, x *[128]uint64, sum *[16]int32) int32 {
 	var s int32
-	for g := range b.Scale {
-		s += b.Scale[g] * dot16((*[16]int8)(b.Code[16*g:]), (*[16]int8)(x[16*g:]))
+	w := codes(b)
+	for g, k := range b.Scale {
+		s += k * dot16((*[16]byte)(w[16*g:]), (*[8]uint64)(x[8*g:]), sum[g])
 	}
 	return s
 }
@@ -33,9 +73,8 @@ func mins256(m, sum *[16]int32) int32 {
 		(m[12]*sum[12] + m[13]*sum[13] + m[14]*sum[14] + m[15]*sum[15])
 }
 
-// Three positions at once: an int64 holds the codes of three as
-// x0 + x1*2^21 + x2*2^42, so that one multiplication serves all. A sum of 32
-// products is at most 32*128*127 = 520192 < 2^20 in magnitude and stays in its
+// Several positions: the fields are the activation codes of three,
+// x0 + x1*2^21 + x2*2^42, which meet one code of the row. A sum of 32 products is at most 32*128*127 = 520192 < 2^20 in magnitude and stays in its
 // field; split takes the fields apart.
 
 const (

@@ -87,6 +87,7 @@ func formOf(actBlock int) form {
 // inputs are the n vectors of one step in the forms that its weights need.
 type inputs struct {
 	n, cols int
+	serial  uint64 // of the step
 	have    [forms]bool
 	q       [2]quantized // by32, by256
 	f       []float32    // cleaned [n, cols]
@@ -128,7 +129,10 @@ func (b *Backend) prepare(in *inputs, f form, x []float32) {
 }
 
 // reset makes in the n vectors of a new step, in no form yet.
-func (in *inputs) reset(n, cols int) { in.n, in.cols, in.have = n, cols, [forms]bool{} }
+func (in *inputs) reset(n, cols int) {
+	in.n, in.cols, in.have = n, cols, [forms]bool{}
+	in.serial++
+}
 
 func (s *preparation) run(w *worker, lo, hi int) {
 	good := true

@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"sluice/internal/quant"
 )
 
 // TestQuantizeStaysInRange: every largest value becomes +-127, no code exceeds
@@ -50,28 +52,40 @@ func TestQuantizeStaysInRange(t *testing.T) {
 	}
 }
 
-// TestThreeAtOnce drives the packed dots to the ends of their fields.
-func TestThreeAtOnce(t *testing.T) {
+// TestPackedDots drives the packed dots to the ends of their fields.
+func TestPackedDots(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 10))
 	ends := []int8{-127, 127, 0}
 	for round := range 2000 {
-		var w [32]int8
+		var b quant.Block
 		var x [3][32]int8
-		for i := range w {
-			w[i] = int8(rng.IntN(256) - 128)
+		var want, sum [3]int32
+		for i := range 32 {
+			b.Code[i] = int8(rng.IntN(256) - 128)
+			if round < 54 { // both ends of w with all ends of all fields
+				b.Code[i] = int8(-128 + round/27*255)
+			}
 			for j := range x {
 				x[j][i] = int8(rng.IntN(255) - 127)
-				if round < 27 { // all ends of all fields
-					w[i] = -128
+				if round < 54 {
 					x[j][i] = ends[[]int{round, round / 3, round / 9}[j]%3]
 				}
+				want[j] += int32(b.Code[i]) * int32(x[j][i])
+				sum[j] += int32(x[j][i])
 			}
 		}
 		var packed [32]int64
 		pack3(packed[:], x[0][:], x[1][:], x[2][:])
-		a, b, c := dot32x3(&w, &packed)
-		if a != dot32(&w, &x[0]) || b != dot32(&w, &x[1]) || c != dot32(&w, &x[2]) {
-			t.Fatalf("three at once give %d %d %d, one by one %d %d %d", a, b, c, dot32(&w, &x[0]), dot32(&w, &x[1]), dot32(&w, &x[2]))
+		d0, d1, d2 := dot32x3((*[32]int8)(b.Code[:]), &packed)
+		if got := [3]int32{d0, d1, d2}; got != want {
+			t.Fatalf("three positions at once give %d, want %d", got, want)
+		}
+		for j := range x {
+			var pairs [16]uint64
+			packPairs(pairs[:], x[j][:])
+			if got := dot32((*[32]byte)(codes(&b)[:]), &pairs, sum[j]); got != want[j] {
+				t.Fatalf("pairs of codes give %d, want %d", got, want[j])
+			}
 		}
 	}
 }

@@ -89,13 +89,26 @@ func (s *products) run(w *worker, lo, hi int) {
 
 // A scratch is the memory of one worker.
 type scratch struct {
-	block  quant.Block
-	lane   [8][tile]float32
-	lane16 [tile][16]float32
-	weight [256]float32
-	row    [tile]int // of the inputs, for each position of the tile
-	packed []int64   // [tile/3, cols]: codes of three positions
-	attend attendScratch
+	block    quant.Block
+	lane     [8][tile]float32
+	lane16   [tile][16]float32
+	weight   [256]float32
+	row      [tile]int // of the inputs, for each position of the tile
+	packed   []int64   // [tile/3, cols]: codes of three positions of the tile
+	pairs    []uint64  // [cols/2]: codes of its only position
+	packedOf packing   // what is in them
+	attend   attendScratch
+}
+
+// A packing names the positions whose codes a worker holds packed, so that
+// items of one product, or of several with one input, do not pack them again.
+type packing struct {
+	in     *inputs
+	serial uint64
+	form   form
+	rows   *int32 // where their numbers start; nil: they are base, base+1, ...
+	base   int
+	n      int
 }
 
 // rows computes rows lo..hi of the product for all of its positions.
@@ -108,8 +121,8 @@ func (p *product) rows(s *scratch, lo, hi int) {
 				s.row[j] = int(p.inRow[t+j] / p.inDiv)
 			}
 		}
-		if p.act != 0 && n > 1 {
-			p.pack(s, n)
+		if p.act != 0 {
+			p.pack(s, t, n)
 		}
 		for r := lo; r < hi; r++ {
 			row := p.m.Data[r*p.rowLen : (r+1)*p.rowLen]
@@ -143,10 +156,24 @@ func (p *product) put(j, r int, v float32) {
 	p.y[j*p.stride+r] = v
 }
 
-// pack fills s.packed with the codes of the tile's n positions.
-func (p *product) pack(s *scratch, n int) {
+// pack fills s.pairs with the codes of the tile's only position, or s.packed
+// with those of its n positions, the tile being t, t+1, ... of the product.
+func (p *product) pack(s *scratch, t, n int) {
+	is := packing{p.in, p.in.serial, p.form, nil, s.row[0], n}
+	if n > 1 && p.inRow != nil {
+		is.rows, is.base = &p.inRow[t], 0
+	}
+	if s.packedOf == is {
+		return
+	}
+	s.packedOf = is
 	cols := p.m.Cols
 	q := &p.in.q[p.form]
+	if n == 1 {
+		s.pairs = grown(s.pairs, cols/2)
+		packPairs(s.pairs, q.code[s.row[0]*cols:(s.row[0]+1)*cols])
+		return
+	}
 	s.packed = grown(s.packed, tile/3*cols)
 	codes := func(j int) []int8 {
 		if j >= n {
@@ -176,26 +203,30 @@ func term(kind quant.Kind, b *quant.Block, s, m int32, d float32) float32 {
 // b mod 8, then the tree.
 func (p *product) quantRow1(s *scratch, row []byte) float32 {
 	cols, q, x := p.m.Cols, &p.in.q[p.form], s.row[0]
-	code := q.code[x*cols : (x+1)*cols]
 	scale := q.scale[x*cols/q.block : (x+1)*cols/q.block]
 	sum := q.sum[x*cols/16 : (x+1)*cols/16]
+	pairs := s.pairs[:cols/2]
 	var l [8]float32
 	b := &s.block
+	w := codes(b)
 	for i, d := range scale {
 		p.unpack(b, row, i)
 		switch {
 		case p.act == 256:
+			sum := (*[16]int32)(sum[16*i:])
 			var m int32
 			if p.kind == quant.Minus {
-				m = mins256(&b.Min, (*[16]int32)(sum[16*i:]))
+				m = mins256(&b.Min, sum)
 			}
-			l[i&7] += term(p.kind, b, dot256(b, (*[256]int8)(code[256*i:])), m, d)
+			l[i&7] += term(p.kind, b, dot256(b, (*[128]uint64)(pairs[128*i:]), sum), m, d)
 		case p.m.Type == quant.NVFP4:
-			c, x := (*[32]int8)(b.Code[:]), (*[32]int8)(code[32*i:])
-			l[i&7] += float32(float32(float32(dot16((*[16]int8)(c[:]), (*[16]int8)(x[:])))*b.W) * d)
-			l[i&7] += float32(float32(float32(dot16((*[16]int8)(c[16:]), (*[16]int8)(x[16:])))*b.W2) * d)
+			lo := dot16((*[16]byte)(w[:]), (*[8]uint64)(pairs[16*i:]), sum[2*i])
+			hi := dot16((*[16]byte)(w[16:]), (*[8]uint64)(pairs[16*i+8:]), sum[2*i+1])
+			l[i&7] += float32(float32(float32(lo)*b.W) * d)
+			l[i&7] += float32(float32(float32(hi)*b.W2) * d)
 		default:
-			l[i&7] += term(p.kind, b, dot32((*[32]int8)(b.Code[:]), (*[32]int8)(code[32*i:])), sum[2*i]+sum[2*i+1], d)
+			x := sum[2*i] + sum[2*i+1]
+			l[i&7] += term(p.kind, b, dot32((*[32]byte)(w[:]), (*[16]uint64)(pairs[16*i:]), x), x, d)
 		}
 	}
 	return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
@@ -261,7 +292,7 @@ func (p *product) floatRow(s *scratch, row []byte, n int) {
 	}
 }
 
-// decodeFloats is dst = clean of the first weights of src.
+// decodeFloats is dst = clean of the first weights of src (but for the sign of 0).
 func decodeFloats(t quant.Type, dst []float32, src []byte) {
 	switch t {
 	case quant.F32:
@@ -290,12 +321,13 @@ func decodeFloats(t quant.Type, dst []float32, src []byte) {
 	}
 }
 
-// fromF16 is quant.FromF16 for finite numbers, except that -0 gives +0, with
-// the common case open to inlining.
+// fromF16 is quant.FromF16 for finite numbers, without a branch: subnormals
+// come as often as not among small weights. No number but 0 is below 2^-24, so
+// there is nothing to clean, and the sign of a 0 never reaches a sum.
 func fromF16(h uint16) float32 {
 	a := uint32(h) & 0x7fff
-	if a < 0x400 { // zero or subnormal, at least 2^-24
-		return clean(quant.FromF16(h))
-	}
-	return math.Float32frombits(uint32(h&0x8000)<<16 | (a<<13 + 112<<23))
+	b := a<<13 + 112<<23
+	low := math.Float32bits(math.Float32frombits(a<<13+113<<23) - 0x1p-14) // of a < 0x400: exact, and of no subnormal
+	b ^= (b ^ low) & uint32(int32(a-0x400)>>31) // low if a < 0x400
+	return math.Float32frombits(b | uint32(h&0x8000)<<16)
 }
