@@ -108,6 +108,10 @@ type KV interface {
 // meets an activation that is NaN or above 2^50 remembers that, and the next
 // Read returns it as an *ActivationError and forgets it.
 //
+// A step sets the length of the vector that it writes whole (Embed, RMSNorm,
+// MatMul, Attend, Gather); out of ExpertGroup has its length already. Where y
+// may be x it says so. Vectors and caches live until Close.
+//
 // Misuse (dims that do not fit) panics: it is the caller's bug.
 type Backend interface {
 	Name() string

@@ -328,6 +328,6 @@ func fromF16(h uint16) float32 {
 	a := uint32(h) & 0x7fff
 	b := a<<13 + 112<<23
 	low := math.Float32bits(math.Float32frombits(a<<13+113<<23) - 0x1p-14) // of a < 0x400: exact, and of no subnormal
-	b ^= (b ^ low) & uint32(int32(a-0x400)>>31) // low if a < 0x400
+	b ^= (b ^ low) & uint32(int32(a-0x400)>>31)                            // low if a < 0x400
 	return math.Float32frombits(b | uint32(h&0x8000)<<16)
 }
