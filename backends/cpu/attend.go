@@ -16,7 +16,7 @@ type attendStep struct {
 	heads      int       // query heads
 	group      int       // query heads of one key-value head
 	queries    int       // of one key-value head: n*group
-	run1       int       // queries in a run
+	perRun     int       // queries in a run
 	runs       int       // of one key-value head
 	scale      float32
 }
@@ -26,11 +26,11 @@ const attendRun = 8
 
 // attendScratch is a worker's memory for a run.
 type attendScratch struct {
-	q      []float32 // [attendRun, keyDim] cleaned
-	score  []float32 // [attendRun, positions]
-	key    []float32 // [keyDim] or [valueDim]
-	sum    []float32 // [attendRun, valueDim] of a chunk
-	recipe [attendRun]float32
+	q       []float32          // [attendRun, keyDim] cleaned
+	score   []float32          // [attendRun, positions]
+	key     []float32          // [keyDim] or [valueDim]
+	sum     []float32          // [attendRun, valueDim] of a chunk
+	inverse [attendRun]float32 // of each sum of e
 }
 
 // Attend computes y [n, heads*valueDim] from queries q [n, heads*keyDim]: row i
@@ -54,8 +54,8 @@ func (b *Backend) Attend(y, q backends.Vec, kv backends.KV, layer, pos int, scal
 	*a = attendStep{c: c, layer: layer, pos: pos, y: to.rows(), q: from.rows(), heads: heads, group: heads / s.Heads, scale: scale}
 	a.queries = from.n * a.group
 	// Long runs decode less, short ones feed all threads: two items a thread.
-	a.run1 = min(attendRun, max(1, a.queries*s.Heads/(2*len(b.pool.workers))))
-	a.runs = (a.queries + a.run1 - 1) / a.run1
+	a.perRun = min(attendRun, max(1, a.queries*s.Heads/(2*len(b.pool.workers))))
+	a.runs = (a.queries + a.perRun - 1) / a.perRun
 	for _, w := range b.pool.workers {
 		w.attend.grow(s)
 	}
@@ -72,8 +72,8 @@ func (t *attendScratch) grow(s *backends.KVShape) {
 
 func (a *attendStep) run(w *worker, lo, hi int) {
 	for ; lo < hi; lo++ {
-		first := lo % a.runs * a.run1
-		if !a.one(&w.attend, lo/a.runs, first, min(a.run1, a.queries-first)) {
+		first := lo % a.runs * a.perRun
+		if !a.one(&w.attend, lo/a.runs, first, min(a.perRun, a.queries-first)) {
 			w.p.outOfRange.Store(true)
 		}
 	}
@@ -102,7 +102,7 @@ func (a *attendStep) one(t *attendScratch, h, first, n int) (good bool) {
 		}
 	}
 	for i := range n {
-		t.recipe[i] = expSum(t.score[i*stride : i*stride+a.keys(first+i)])
+		t.inverse[i] = expSum(t.score[i*stride : i*stride+a.keys(first+i)])
 	}
 	for c := 0; c < all; c += chunk {
 		clear(t.sum[:n*vd])
@@ -113,7 +113,7 @@ func (a *attendStep) one(t *attendScratch, h, first, n int) (good bool) {
 			}
 			v := a.c.v.get(a.c.row(a.layer, h, k), t.key)
 			for i := from; i < n; i++ {
-				addScaled(t.sum[i*vd:(i+1)*vd], float32(t.score[i*stride+k]*t.recipe[i]), v)
+				addScaled(t.sum[i*vd:(i+1)*vd], float32(t.score[i*stride+k]*t.inverse[i]), v)
 			}
 		}
 		for i := range n {
