@@ -235,6 +235,8 @@ func (c *Cache) io(widest int) {
 			owner[&cl.slots[i].fetch] = &cl.slots[i]
 		}
 	}
+	// The source hears of each expert that leaves: of a view at once (drop of
+	// work), of bytes in our memory when they are about to be loaded over.
 	drop := func(s *slot) {
 		if s.full {
 			c.src.Evict(&s.fetch)
@@ -334,8 +336,8 @@ const (
 // It counts each expert in exactly one bucket, holds all that are in memory,
 // and submits as many misses as there are slots in one submission; the others
 // follow as Done frees slots. It does not wait for a drive. The caller owes
-// one End, whatever happens. Begin again before End panics. Errors: ctx is
-// done, the cache is closed.
+// the step one End, whatever happens; Begin again before End panics. Errors,
+// with no step: ctx is done, the cache is closed.
 func (c *Cache) Begin(ctx context.Context, layer int, experts, uses []int32) (*Step, error) {
 	s := &c.step
 	if !s.ended {

@@ -31,7 +31,7 @@ func (m Memory) Available() (Room, error) {
 	if err != nil {
 		return Room{}, err
 	}
-	room := Room{kib << 10, "MemAvailable"}
+	room := Room{kibibytes(kib), "MemAvailable"}
 	groups, err := m.groups()
 	if err != nil {
 		return Room{}, err
@@ -62,8 +62,7 @@ func (m Memory) Usage() (u Usage, err error) {
 	if u.PeakRSS, err = m.field("/proc/self/status", "VmHWM"); err != nil {
 		return Usage{}, err
 	}
-	u.RSS <<= 10
-	u.PeakRSS <<= 10
+	u.RSS, u.PeakRSS = kibibytes(u.RSS), kibibytes(u.PeakRSS)
 	const name = "/proc/self/stat"
 	text, err := m.read(name)
 	if err != nil {
@@ -235,13 +234,15 @@ func (m Memory) field(name, key string) (int64, error) {
 			return number(name, f[1])
 		}
 	}
-	return 0, fmt.Errorf("tiers: %s has no %s: give the cap with a number of experts", name, key)
+	return 0, fmt.Errorf("tiers: %s has no line %s: Linux 3.14 or later is needed", name, key)
 }
+
+func kibibytes(n int64) int64 { return min(n, math.MaxInt64>>10) << 10 }
 
 func number(name, text string) (int64, error) {
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("tiers: %s: %q is not a number", name, text)
 	}
-	return int64(min(n, math.MaxInt64>>11)), nil // so that KiB and sums stay in range
+	return int64(min(n, math.MaxInt64)), nil
 }

@@ -97,7 +97,7 @@ func (p Plan) Fit() (CapPlan, error) {
 	if p.Cap == 0 {
 		budget -= reserve(p.Available)
 		if p.at(1).Peak > budget {
-			budget = p.Available // better a tight run than none
+			want, budget = 1, p.Available // better a tight run than none
 		}
 	}
 	// The largest cap in [1, want] that fits. A class has min(Keep + top-k, all

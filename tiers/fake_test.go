@@ -1,0 +1,214 @@
+package tiers
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+
+	"sluice/storage"
+)
+
+// fake is a source with real content: each byte of an expert follows from its
+// key, part and place. It finishes reads when and in the order that it is
+// told, tears those that fail, and checks the contract from its own side.
+type fake struct {
+	t      testing.TB
+	mode   Mode
+	layers map[int]fakeLayer
+	pick   func(n int) int // which of n reads in flight finishes; nil: only those that finish names
+	broken map[Key]bool    // reads of these fail
+
+	mu       sync.Mutex
+	cond     *sync.Cond
+	inFlight []*storage.Fetch
+	finished []*storage.Fetch
+	stuck    bool    // Reap waits for finish
+	batches  [][]Key // submitted, since the last look
+	mapped   map[Key]*storage.Fetch
+	evicts   int
+	stats    SourceStats
+}
+
+type fakeLayer struct{ slot, part int64 } // part: bytes of each of three matrices
+
+const fakeParts = 3
+
+var errBroken = errors.New("input/output error")
+
+func newFake(t testing.TB, mode Mode, layers map[int]fakeLayer) *fake {
+	f := &fake{t: t, mode: mode, layers: layers, broken: map[Key]bool{}, mapped: map[Key]*storage.Fetch{}}
+	f.cond = sync.NewCond(&f.mu)
+	return f
+}
+
+func (f *fake) Mode() Mode { return f.mode }
+
+func (f *fake) SlotBytes(layer int) int64 {
+	if f.mode == storage.MMap {
+		return 0
+	}
+	return f.layers[layer].slot
+}
+
+func (f *fake) ExpertBytes(layer int) int64 { return fakeParts * f.layers[layer].part }
+
+func (f *fake) Submit(fetches []*storage.Fetch) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var keys []Key
+	for _, x := range fetches {
+		if int64(len(x.Slot)) != f.SlotBytes(int(x.Key.Layer)) {
+			f.t.Errorf("%v: a slot of %d bytes", x.Key, len(x.Slot))
+		}
+		for _, y := range f.inFlight {
+			if x == y || x.Key == y.Key {
+				f.t.Errorf("%v is submitted while it is in flight", x.Key)
+			}
+		}
+		if f.mapped[x.Key] != nil {
+			f.t.Errorf("%v is submitted while it is mapped", x.Key)
+		}
+		f.inFlight = append(f.inFlight, x)
+		keys = append(keys, x.Key)
+	}
+	f.batches = append(f.batches, keys)
+	f.cond.Broadcast()
+}
+
+// finish ends the read of a key that is in flight.
+func (f *fake) finish(k Key) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, x := range f.inFlight {
+		if x.Key == k {
+			f.end(i)
+			return
+		}
+	}
+	f.t.Errorf("%v is not in flight", k)
+}
+
+func (f *fake) end(i int) {
+	x := f.inFlight[i]
+	f.inFlight = append(f.inFlight[:i], f.inFlight[i+1:]...)
+	f.finished = append(f.finished, x)
+	f.cond.Broadcast()
+}
+
+func (f *fake) Reap() *storage.Fetch {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.inFlight)+len(f.finished) == 0 {
+		panic("nothing is in flight")
+	}
+	for len(f.finished) == 0 {
+		if f.pick == nil {
+			f.stuck = true
+			f.cond.Wait()
+			f.stuck = false
+			continue
+		}
+		f.end(f.pick(len(f.inFlight)))
+	}
+	x := f.finished[0]
+	f.finished = f.finished[1:]
+	l := f.layers[int(x.Key.Layer)]
+	b := x.Slot
+	if f.mode == storage.MMap {
+		b = make([]byte, fakeParts*l.part)
+	}
+	if f.broken[x.Key] {
+		x.Err = errBroken
+		for i := range x.Slot {
+			x.Slot[i] = byte(i) // torn
+		}
+		return x
+	}
+	step := l.part
+	if f.mode != storage.MMap {
+		step = l.slot / fakeParts
+	}
+	for p := range fakeParts {
+		x.Parts[p] = b[int64(p)*step:][:l.part]
+		for i := range x.Parts[p] {
+			x.Parts[p][i] = content(x.Key, p, i)
+		}
+	}
+	if f.mode == storage.MMap {
+		f.mapped[x.Key] = x
+	}
+	f.stats.Loads++
+	f.stats.LoadBytes += fakeParts * l.part
+	return x
+}
+
+func (f *fake) Evict(x *storage.Fetch) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.mapped[x.Key] != x && f.mode == storage.MMap {
+		f.t.Errorf("%v is evicted and is not mapped", x.Key)
+	}
+	delete(f.mapped, x.Key)
+	for _, p := range x.Parts {
+		for i := range p {
+			p[i] = 0xee // whoever uses it now sees it
+		}
+	}
+	f.evicts++
+}
+
+func (f *fake) Stats() SourceStats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stats
+}
+
+func (f *fake) Close() error { return nil }
+
+// content is byte i of part p of an expert.
+func content(k Key, p, i int) byte {
+	h := uint32(k.Layer)*2654435761 ^ uint32(k.Expert)*40503 ^ uint32(p)*97 ^ uint32(i)*31
+	h ^= h >> 15
+	h *= 2246822519
+	return byte(h >> 24)
+}
+
+// verify fails if parts are not those of the expert.
+func (f *fake) verify(k Key, parts *[MaxParts][]byte) error {
+	for p := range MaxParts {
+		want := int64(0)
+		if p < fakeParts {
+			want = f.layers[int(k.Layer)].part
+		}
+		if int64(len(parts[p])) != want {
+			return fmt.Errorf("%v part %d: %d bytes, want %d", k, p, len(parts[p]), want)
+		}
+		for i, b := range parts[p] {
+			if b != content(k, p, i) {
+				return fmt.Errorf("%v part %d byte %d: got %#x, want %#x", k, p, i, b, content(k, p, i))
+			}
+		}
+	}
+	return nil
+}
+
+// settle waits until io has done all that it can do now. While it reaps, what
+// is submitted waits for the next read that finishes.
+func (f *fake) settle(c *Cache) {
+	for {
+		f.mu.Lock()
+		all := len(f.inFlight)+len(c.arrived) == c.step.inFlight
+		quiet := len(f.finished) == 0 && (f.pick == nil || len(f.inFlight) == 0) &&
+			(all || f.stuck && len(f.inFlight) > 0 && len(c.work) > 0)
+		if f.mode == storage.MMap {
+			quiet = quiet && int64(f.evicts) == c.Stats().Evictions
+		}
+		f.mu.Unlock()
+		if quiet {
+			return
+		}
+		runtime.Gosched()
+	}
+}
