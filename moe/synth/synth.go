@@ -35,6 +35,13 @@ type Options struct {
 	TopK    int // experts chosen for each token
 }
 
+// An OptionError says which option cannot be met, and what could be.
+type OptionError struct{ msg string }
+
+func (e *OptionError) Error() string { return e.msg }
+
+func optionf(format string, args ...any) error { return &OptionError{fmt.Sprintf(format, args...)} }
+
 // A shape is a model's numbers, all of them set.
 type shape struct {
 	arch                   string
@@ -53,7 +60,8 @@ const anchorDims = 32
 
 // Write writes a model to path, with the vocabulary of another. The same
 // options and vocabulary give the same bytes. Memory is constant; nothing is
-// left behind after an error or when ctx ends.
+// left behind after an error or when ctx ends. Options that no model can have
+// are an *OptionError.
 func Write(ctx context.Context, path string, opt Options, vocab *storage.Model) error {
 	s, err := newShape(opt, vocab)
 	if err != nil {
@@ -113,7 +121,7 @@ func newShape(opt Options, vocab *storage.Model) (*shape, error) {
 	case "qwen3moe":
 		s.experts, s.k, s.drift = 128, 8, 0.7
 	default:
-		return nil, fmt.Errorf("architecture %q: use glm4moe or qwen3moe", opt.Arch)
+		return nil, optionf("architecture %q: use glm4moe or qwen3moe", opt.Arch)
 	}
 	for _, set := range []struct {
 		name            string
@@ -131,24 +139,24 @@ func newShape(opt Options, vocab *storage.Model) (*shape, error) {
 			continue
 		}
 		if set.value < set.least || set.value > set.most || set.value%set.of != 0 {
-			return nil, fmt.Errorf("%s is %d: use a multiple of %d from %d to %d", set.name, set.value, set.of, set.least, set.most)
+			return nil, optionf("%s is %d: use a multiple of %d from %d to %d", set.name, set.value, set.of, set.least, set.most)
 		}
 		*set.to = set.value
 	}
 	s.k = min(s.k, s.experts)
 	if opt.TopK != 0 {
 		if opt.TopK < 1 || opt.TopK > s.experts {
-			return nil, fmt.Errorf("top-k is %d: use 1 to %d, the number of experts", opt.TopK, s.experts)
+			return nil, optionf("top-k is %d: use 1 to %d, the number of experts", opt.TopK, s.experts)
 		}
 		s.k = opt.TopK
 	}
 	switch {
 	case s.nextn > 0 && s.arch != "glm4moe":
-		return nil, fmt.Errorf("a drafting layer is glm4moe's: leave nextn at 0 for %s", s.arch)
+		return nil, optionf("a drafting layer is glm4moe's: leave nextn at 0 for %s", s.arch)
 	case opt.Layers == 0 && opt.Size <= 0:
-		return nil, fmt.Errorf("give a size in bytes or a number of layers")
+		return nil, optionf("give a size in bytes or a number of layers")
 	case opt.Layers > 0 && opt.Size != 0:
-		return nil, fmt.Errorf("the size sets the number of layers: give one of them")
+		return nil, optionf("the size sets the number of layers: give one of them")
 	}
 	// Attention and dense feed-forward follow the width: 32 heads and 4096 at 2048.
 	s.headDim = min(128, s.hidden)
@@ -183,11 +191,11 @@ func (s *shape) layersFor(size int64, vocab *storage.Model) (int, error) {
 	}
 	layer := next - small
 	if size < small-layer/2 {
-		return 0, fmt.Errorf("%d bytes are too few: a model of this shape has at least %d; a smaller hidden, ff or number of experts makes it smaller", size, small)
+		return 0, optionf("%d bytes are too few: a model of this shape has at least %d; a smaller hidden, ff or number of experts makes it smaller", size, small)
 	}
 	n := least + int((size-small+layer/2)/layer)
 	if limit := 1 << 10; n > limit {
-		return 0, fmt.Errorf("%d bytes are too many: a layer of this shape has %d, and %d layers are the limit; a larger hidden, ff or number of experts makes it larger", size, layer, limit)
+		return 0, optionf("%d bytes are too many: a layer of this shape has %d, and %d layers are the limit; a larger hidden, ff or number of experts makes it larger", size, layer, limit)
 	}
 	return n, nil
 }
