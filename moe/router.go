@@ -11,19 +11,7 @@ import "sluice/internal/arith"
 // Softmax over all experts and top-k after, as Qwen3-MoE does (norm is its
 // norm_topk_prob, true in every published file).
 func RouteSoftmax(ids []int32, weights, scores []float32, norm bool) {
-	top := scores[0]
-	for _, s := range scores {
-		top = max(top, s)
-	}
-	sum := float32(0)
-	for i, s := range scores {
-		scores[i] = arith.Exp(s - top)
-		sum += scores[i]
-	}
-	r := arith.Rcp(sum)
-	for i, e := range scores {
-		scores[i] = e * r
-	}
+	arith.Softmax(scores)
 	topK(ids, scores)
 	for i, id := range ids {
 		weights[i] = scores[id]

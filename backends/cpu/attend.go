@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"sluice/backends"
+	"sluice/internal/arith"
 )
 
 // attendStep is attention over one layer of a cache. The queries of one
@@ -98,16 +99,16 @@ func (a *attendStep) one(t *attendScratch, h, first, n int) (good bool) {
 		for i := from; i < n; i++ {
 			var l [16]float32
 			dotLanes(&l, key, t.q[i*kd:(i+1)*kd])
-			t.score[i*stride+k] = float32(tree16(&l) * a.scale)
+			t.score[i*stride+k] = float32(arith.Tree16(&l) * a.scale)
 		}
 	}
 	for i := range n {
-		t.inverse[i] = expSum(t.score[i*stride : i*stride+a.keys(first+i)])
+		t.inverse[i] = arith.ExpSum(t.score[i*stride : i*stride+a.keys(first+i)])
 	}
-	for c := 0; c < all; c += chunk {
+	for c := 0; c < all; c += arith.Chunk {
 		clear(t.sum[:n*vd])
 		from := 0
-		for k := c; k < min(c+chunk, all); k++ {
+		for k := c; k < min(c+arith.Chunk, all); k++ {
 			for a.keys(first+from) <= k {
 				from++
 			}

@@ -1,7 +1,7 @@
 // Package cpu is the plain Go backend. It is complete, runs everywhere, and
 // its bits are the meaning of every other kernel and device.
 //
-// The arithmetic, told in docs/arithmetic.md, is written out in funcs.go (own
+// The arithmetic, told in docs/arithmetic.md, is written out in internal/arith (own
 // functions), quantize.go (activations), row.go (matrix rows) and attend.go.
 // Every product stands inside float32(...), so that no compiler fuses it with
 // an addition.

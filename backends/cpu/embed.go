@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"sluice/backends"
+	"sluice/internal/arith"
 	"sluice/internal/quant"
 )
 
@@ -40,7 +41,7 @@ func (s *embedStep) run(_ *worker, lo, hi int) {
 		x, at := s.x[i*s.dim:(i+1)*s.dim], int(s.ids[i])*bytes
 		quant.Dequantize(s.table.Type, x, s.table.Data[at:at+bytes])
 		for j, f := range x {
-			x[j] = clean(f)
+			x[j] = arith.Clean(f)
 		}
 	}
 }

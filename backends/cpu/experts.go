@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"sluice/backends"
+	"sluice/internal/arith"
 )
 
 // gatedStep is gate = SiLU(gate)*up; an item is gatedRun floats.
@@ -15,7 +16,7 @@ func (s *gatedStep) run(_ *worker, lo, hi int) {
 	lo, hi = lo*gatedRun, min(hi*gatedRun, len(s.gate))
 	u := s.up[lo:hi]
 	for i, g := range s.gate[lo:hi] {
-		s.gate[lo+i] = float32(SiLU(g) * u[i])
+		s.gate[lo+i] = float32(arith.SiLU(g) * u[i])
 	}
 }
 

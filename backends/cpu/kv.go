@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"sluice/backends"
+	"sluice/internal/arith"
 	"sluice/internal/offheap"
 	"sluice/internal/quant"
 )
@@ -88,7 +89,7 @@ func (p *plane) put(r int, x []float32) bool {
 	case p.f32 != nil:
 		dst := p.f32[at : at+p.dim]
 		for i, f := range x {
-			if math.Float32bits(f)&^signMask < kvTinyBits {
+			if math.Float32bits(f)&^arith.SignMask < kvTinyBits {
 				f = 0
 			}
 			dst[i] = f
@@ -111,7 +112,7 @@ func (p *plane) putQ8(at int, x []float32) bool {
 	for i := 0; i < len(x); i += 32 {
 		code := p.q8[at+i : at+i+32]
 		d, ok := quantize(code, sum[:], x[i:i+32])
-		if d < kvTiny {
+		if d < arith.KVTiny {
 			d = 0
 			clear(code)
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"sluice/backends"
+	"sluice/internal/arith"
 )
 
 // normStep normalises runs of len(weight) floats; an item is one run.
@@ -38,7 +39,7 @@ func (s *normStep) run(w *worker, lo, hi int) {
 		}
 		var l [16]float32
 		dotLanes(&l, y, y)
-		r := Rsqrt(float32(tree16(&l)*s.inv) + s.eps)
+		r := arith.Rsqrt(float32(arith.Tree16(&l)*s.inv) + s.eps)
 		for i, v := range y {
 			y[i] = float32(float32(v*r) * s.weight[i])
 		}

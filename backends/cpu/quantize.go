@@ -1,6 +1,10 @@
 package cpu
 
-import "math"
+import (
+	"math"
+
+	"sluice/internal/arith"
+)
 
 // A quantized is a batch of vectors as integer rows meet them: blocks of 32 or
 // 256 int8 codes under one scale. The batch is one run of blocks, since each
@@ -35,17 +39,17 @@ func grown[T any](s []T, n int) []T {
 // an x is NaN or above 2^50; then the block counts as zeros.
 func quantize(code []int8, sum []int32, x []float32) (d float32, ok bool) {
 	a, ok := largestOf(x)
-	if !ok || a < tinyBits {
+	if !ok || a < arith.TinyBits {
 		clear(code)
 		clear(sum)
 		return 0, ok
 	}
-	s := float32(127 * Rcp(math.Float32frombits(a)))
+	s := float32(127 * arith.Rcp(math.Float32frombits(a)))
 	for g := range sum {
 		x, code := (*[16]float32)(x[16*g:]), (*[16]int8)(code[16*g:])
 		var n int32
 		for i, v := range x {
-			c := int32(math.Float32bits(float32(v*s)+rounder) - rounderBits)
+			c := int32(math.Float32bits(float32(v*s)+arith.Rounder) - arith.RounderBits)
 			code[i] = int8(c)
 			n += c
 		}
@@ -57,9 +61,9 @@ func quantize(code []int8, sum []int32, x []float32) (d float32, ok bool) {
 // largestOf gives the bits of the largest |x|; ok is false above 2^50 or with a NaN.
 func largestOf(x []float32) (bits uint32, ok bool) {
 	for _, v := range x {
-		bits = max(bits, math.Float32bits(v)&^signMask)
+		bits = max(bits, math.Float32bits(v)&^arith.SignMask)
 	}
-	return bits, bits <= largestBits
+	return bits, bits <= arith.LargestBits
 }
 
 // A form is what a vector becomes before rows multiply it.
@@ -159,12 +163,12 @@ func cleanTo(dst, x []float32) bool {
 	dst = dst[:len(x)]
 	for i, v := range x {
 		b := math.Float32bits(v)
-		a := b &^ signMask
-		if a < tinyBits {
+		a := b &^ arith.SignMask
+		if a < arith.TinyBits {
 			b = 0
 		}
 		top = max(top, a)
 		dst[i] = math.Float32frombits(b)
 	}
-	return top <= largestBits
+	return top <= arith.LargestBits
 }

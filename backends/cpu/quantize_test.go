@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"sluice/internal/arith"
 	"sluice/internal/quant"
 )
 
@@ -14,7 +15,7 @@ func TestQuantizeStaysInRange(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, n := range []int{32, 256} {
 		x, code, sum := make([]float32, n), make([]int8, n), make([]int32, n/16)
-		for b := uint32(tinyBits); b <= largestBits; b += 80021 {
+		for b := uint32(arith.TinyBits); b <= arith.LargestBits; b += 80021 {
 			a := math.Float32frombits(b)
 			for i := range x {
 				x[i] = float32(float64(a) * (2*rng.Float64() - 1))

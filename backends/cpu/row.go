@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"sluice/backends"
+	"sluice/internal/arith"
 	"sluice/internal/quant"
 )
 
@@ -130,7 +131,7 @@ func (p *product) rows(s *scratch, lo, hi int) {
 			case p.act == 0:
 				p.floatRow(s, row, n)
 				for j := range n {
-					p.put(t+j, r, tree16(&s.lane16[j]))
+					p.put(t+j, r, arith.Tree16(&s.lane16[j]))
 				}
 			case n == 1:
 				p.put(t, r, p.quantRow1(s, row))
@@ -299,7 +300,7 @@ func decodeFloats(t quant.Type, dst []float32, src []byte) {
 		src = src[:4*len(dst)]
 		for i := range dst {
 			b := binary.LittleEndian.Uint32(src[4*i : 4*i+4])
-			if b&^signMask < tinyBits {
+			if b&^arith.SignMask < arith.TinyBits {
 				b = 0
 			}
 			dst[i] = math.Float32frombits(b)
@@ -308,7 +309,7 @@ func decodeFloats(t quant.Type, dst []float32, src []byte) {
 		src = src[:2*len(dst)]
 		for i := range dst {
 			b := uint32(binary.LittleEndian.Uint16(src[2*i:2*i+2])) << 16
-			if b&^signMask < tinyBits {
+			if b&^arith.SignMask < arith.TinyBits {
 				b = 0
 			}
 			dst[i] = math.Float32frombits(b)

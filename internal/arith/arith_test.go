@@ -1,4 +1,4 @@
-package cpu
+package arith
 
 import (
 	"encoding/binary"
@@ -18,7 +18,7 @@ func TestFunctionsAreWithinTheirErrors(t *testing.T) {
 		t.Helper()
 		max, at := 0.0, float32(0)
 		for b := math.Float32bits(lo); b <= math.Float32bits(hi); b += stride {
-			for _, x := range [2]float32{math.Float32frombits(b), math.Float32frombits(b | signMask)} {
+			for _, x := range [2]float32{math.Float32frombits(b), math.Float32frombits(b | SignMask)} {
 				if x < 0 && (name == "rcp" || name == "rsqrt") {
 					continue
 				}
@@ -59,9 +59,9 @@ func TestFunctionsAreExactWhereTheyMustBe(t *testing.T) {
 		{"exp(41)", Exp(41), Exp(40)}, {"exp(inf)", Exp(inf), Exp(40)},
 		{"SiLU(0)", SiLU(0), 0}, {"SiLU(50)", SiLU(50), 50}, {"SiLU(-41)", SiLU(-41), 0}, {"SiLU(-inf)", SiLU(-inf), 0},
 		{"sigmoid(0)", Sigmoid(0), 0.5},
-		{"clean(2^-50)", clean(0x1p-50), 0x1p-50}, {"clean(-2^-50)", clean(-0x1p-50), -0x1p-50},
-		{"clean(below)", clean(math.Nextafter32(0x1p-50, 0)), 0}, {"clean(-below)", clean(-0x1p-51), 0},
-		{"clean(-0)", clean(float32(math.Copysign(0, -1))), 0},
+		{"clean(2^-50)", Clean(0x1p-50), 0x1p-50}, {"clean(-2^-50)", Clean(-0x1p-50), -0x1p-50},
+		{"clean(below)", Clean(math.Nextafter32(0x1p-50, 0)), 0}, {"clean(-below)", Clean(-0x1p-51), 0},
+		{"clean(-0)", Clean(float32(math.Copysign(0, -1))), 0},
 	} {
 		if math.Float32bits(c.got) != math.Float32bits(c.want) {
 			t.Errorf("%s = %x, want %x", c.name, c.got, c.want)
@@ -70,7 +70,7 @@ func TestFunctionsAreExactWhereTheyMustBe(t *testing.T) {
 	if r := Rsqrt(0); math.IsInf(float64(r), 0) || r != r {
 		t.Errorf("rsqrt(0) = %g, want a finite number", r)
 	}
-	if outside(0x1p50) || !outside(math.Nextafter32(-0x1p50, -inf)) || !outside(inf) || !outside(float32(math.NaN())) {
+	if Outside(0x1p50) || !Outside(math.Nextafter32(-0x1p50, -inf)) || !Outside(inf) || !Outside(float32(math.NaN())) {
 		t.Error("outside: the bound is not 2^50")
 	}
 }
