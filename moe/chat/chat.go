@@ -94,6 +94,17 @@ func (t *Template) Render(messages []Message, opt Options) (text string, err err
 			d.Set(k, more.AsDict().Data[k])
 		}
 	}
+	depth := 0 // of macros that call each other
+	enter := func([]jinja.Value, map[string]jinja.Value) (jinja.Value, error) {
+		if depth++; depth > maxDepth {
+			return jinja.Undefined(), fmt.Errorf("macros call each other deeper than %d", maxDepth)
+		}
+		return jinja.NewString(""), nil
+	}
+	leave := func([]jinja.Value, map[string]jinja.Value) (jinja.Value, error) {
+		depth--
+		return jinja.NewString(""), nil
+	}
 	now := opt.Now
 	if now.IsZero() {
 		now = time.Now()
@@ -108,6 +119,8 @@ func (t *Template) Render(messages []Message, opt Options) (text string, err err
 		"range":                 jinja.NewCallable("range", boundedRange),
 		ownJSON:                 jinja.NewCallable("tojson", toJSON),
 		"format":                jinja.NewCallable("format", formatFilter),
+		"_enter":                jinja.NewCallable("_enter", enter),
+		"_leave":                jinja.NewCallable("_leave", leave),
 	}
 	if opt.BOS != "" {
 		data["bos_token"] = jinja.NewString(opt.BOS)
@@ -160,7 +173,8 @@ func fromJSON(raw []byte) (jinja.Value, error) {
 	return v, nil
 }
 
-// maxDepth bounds how deep JSON values and brackets in a template may nest.
+// maxDepth bounds how deep JSON values, brackets in a template and calls of
+// macros may nest.
 const maxDepth = 200
 
 func decodeJSON(dec *json.Decoder, depth int) (jinja.Value, error) {

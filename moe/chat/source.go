@@ -18,18 +18,21 @@ func plainSource(template string) (string, error) {
 	r := rewriter{src: strings.TrimSuffix(src, "\n"), lineStart: true}
 	for r.pos < len(r.src) {
 		if err := r.step(); err != nil {
-			return "", fmt.Errorf("line %d: %w", 1+strings.Count(r.src[:min(r.pos, len(r.src))], "\n"), err)
+			return "", fmt.Errorf("line %d: %w", 1+strings.Count(r.src[:r.pos], "\n"), err)
 		}
 	}
-	return r.out.String(), nil
+	scopes(r.parts)
+	return strings.Join(r.parts, ""), nil
 }
 
 type rewriter struct {
 	src       string
 	pos       int
-	lineStart bool // the tag before pos took the end of its line with it, or there is none
-	out       strings.Builder
+	lineStart bool     // the tag before pos took the end of its line with it, or there is none
+	parts     []string // the new template: tags, each on its own, and comments
 }
+
+func (r *rewriter) write(part string) { r.parts = append(r.parts, part) }
 
 // step rewrites the text up to the next tag, and the tag.
 func (r *rewriter) step() error {
@@ -107,8 +110,8 @@ func signAt(s string, from, to int) byte {
 	return 0
 }
 
-// whiteSpace is what Python's \s matches of ASCII.
-const whiteSpace = " \t\n\r\f\v"
+// whiteSpace is what Python takes for white space.
+const whiteSpace = " \t\n\v\f\r\x1c\x1d\x1e\x1f\u0085\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 
 // beforeTag is what remains of the text before a tag.
 func (r *rewriter) beforeTag(text string, kind, sign byte) string {
@@ -142,9 +145,7 @@ func (r *rewriter) afterTag(end int, kind, sign byte) {
 // text writes kept, a beginning of text, as an expression.
 func (r *rewriter) text(text, kept string) {
 	if kept != "" {
-		r.out.WriteString(`{{"`)
-		r.out.WriteString(strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(kept))
-		r.out.WriteString(`"}}`)
+		r.write(`{{"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(kept) + `"}}`)
 	}
 	r.lines(text[len(kept):])
 }
@@ -152,7 +153,7 @@ func (r *rewriter) text(text, kept string) {
 // lines keeps the count of lines right where s was left out.
 func (r *rewriter) lines(s string) {
 	if n := strings.Count(s, "\n"); n > 0 {
-		r.out.WriteString("{#" + strings.Repeat("\n", n) + "#}")
+		r.write("{#" + strings.Repeat("\n", n) + "#}")
 	}
 }
 
@@ -170,15 +171,15 @@ func (r *rewriter) tag(at, pos int, kind byte) error {
 	for pos < len(r.src) {
 		c := r.src[pos]
 		if len(nest) == 0 {
-			sign := byte(0)
+			sign, closed := byte(0), pos
 			if c == '-' || kind == '%' && c == '+' {
-				sign = c
+				sign, closed = c, pos+1
 			}
-			if closed := pos + min(int(sign), 1); strings.HasPrefix(r.src[closed:], end) {
+			if strings.HasPrefix(r.src[closed:], end) {
 				if err := checkTag(out.String(), kind); err != nil {
 					return err
 				}
-				r.out.WriteString(open + out.String() + " " + end)
+				r.write(open + strings.TrimLeft(out.String(), " ") + " " + end)
 				r.afterTag(closed+2, kind, sign)
 				return nil
 			}
@@ -223,9 +224,14 @@ func (r *rewriter) tag(at, pos int, kind byte) error {
 			if last == '}' {
 				out.WriteByte(' ') // or the library would see the end of the tag
 			}
+		case c == '%' && (last == '\'' || last == '"'):
+			return fmt.Errorf("formatting with the operator %% is not supported")
 		case c == ',' && len(splits) > 0 && splits[len(splits)-1] == len(nest):
 			return fmt.Errorf("split with a limit is not supported")
-		case strings.IndexByte(whiteSpace, c) >= 0:
+		case strings.IndexByte(" \t\n\v\f\r", c) >= 0:
+			if c != '\n' {
+				c = ' '
+			}
 			out.WriteByte(c)
 			pos++
 			continue
@@ -243,16 +249,26 @@ func isWord(c byte) bool {
 	return c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
 
-var setTarget = regexp.MustCompile(`^\s*set\s+[A-Za-z_]\w*(\s*\.\s*[A-Za-z_]\w*)?\s*(=[^=]|$)`)
+// shapes are what the library understands of some statements. It takes others
+// as well, and gets them wrong.
+var shapes = []struct {
+	word, says string
+	is         *regexp.Regexp
+}{
+	{"set", "one name, or a namespace and a name", regexp.MustCompile(`^set\s+[A-Za-z_]\w*(\s*\.\s*[A-Za-z_]\w*)?\s*(=[^=]|$)`)},
+	{"for", "one or two names without brackets", regexp.MustCompile(`^for\s+[A-Za-z_]\w*(\s*,\s*[A-Za-z_]\w*)?\s+in\b`)},
+	{"filter", "the name of one filter without arguments", regexp.MustCompile(`^filter\s+[A-Za-z_]\w*$`)},
+}
 
-// checkTag refuses what the library would take and get wrong.
 func checkTag(body string, kind byte) error {
 	body = strings.TrimSpace(body)
 	if body == "" {
 		return fmt.Errorf("an empty tag")
 	}
-	if kind == '%' && strings.HasPrefix(body, "set") && !isWord((body + " ")[3]) && !setTarget.MatchString(body) {
-		return fmt.Errorf("set takes one name, or a namespace and a name: %q", body)
+	for _, s := range shapes {
+		if kind == '%' && statement.FindString(body) == s.word && !s.is.MatchString(body) {
+			return fmt.Errorf("%s here takes %s: %q", s.word, s.says, body)
+		}
 	}
 	return nil
 }
@@ -320,3 +336,147 @@ func literal(out *strings.Builder, s string) (int, error) {
 	}
 	return 0, fmt.Errorf("the text %s is not closed with %c", strconv.Quote(s[:min(len(s), 20)]), quote)
 }
+
+// scopes gives each turn of a loop its own names, as Jinja does: what a turn
+// sets is unset in the next. The library keeps one scope for all turns, so the
+// body of a loop that sets names goes into an inner loop of one turn. It also
+// has macros say when they begin and end, so that Render can bound how deep
+// they call each other.
+func scopes(parts []string) {
+	type block struct {
+		begin string // for, if, macro, ...
+		at    int    // the part that begins it
+		sets  bool   // for: it sets names
+		ends  []int  // for: the else and endfor
+		leave []int  // for: the breaks
+	}
+	var open []*block
+	loop := func() *block { // the loop of the current scope, or nil
+		for i := len(open) - 1; i >= 0; i-- {
+			switch open[i].begin {
+			case "for":
+				if len(open[i].ends) == 0 {
+					return open[i]
+				}
+			case "macro", "call":
+				return nil
+			}
+		}
+		return nil
+	}
+	wrap := func(b *block) {
+		n := strconv.Itoa(b.at)
+		before, begin, end := "", "{% set _loop"+n+" = loop %}{% for _turn in [0] %}{% set loop = _loop"+n+" %}", "{% endfor %}"
+		if b.leave != nil {
+			before = "{% set _left" + n + " = namespace(yes=false) %}"
+			begin = "{% if not _left" + n + ".yes %}" + begin
+			end += "{% endif %}"
+		}
+		parts[b.at] = before + parts[b.at] + begin
+		parts[b.ends[0]] = end + parts[b.ends[0]]
+		for _, i := range b.leave {
+			parts[i] = "{% set _left" + n + ".yes = true %}" + parts[i]
+		}
+	}
+	for i, part := range parts {
+		body, ok := strings.CutPrefix(part, "{% ")
+		if !ok {
+			continue
+		}
+		word := strings.TrimSpace(statement.FindString(body))
+		switch word {
+		case "macro":
+			parts[i] += "{{ _enter() }}"
+			open = append(open, &block{begin: word, at: i})
+		case "for":
+			parts[i] = keepPairs(part, strconv.Itoa(i))
+			open = append(open, &block{begin: word, at: i})
+		case "if", "call", "filter", "generation":
+			open = append(open, &block{begin: word, at: i})
+		case "set":
+			inline := strings.Contains(body, "=")
+			if b := loop(); b != nil && !strings.Contains(strings.SplitN(body, "=", 2)[0], ".") {
+				b.sets = true
+			}
+			if !inline {
+				open = append(open, &block{begin: word, at: i})
+			}
+		case "break":
+			if b := loop(); b != nil {
+				b.leave = append(b.leave, i)
+			}
+		case "else", "endif", "endfor", "endmacro", "endcall", "endfilter", "endgeneration", "endset":
+			if len(open) == 0 {
+				return // the library says what is wrong
+			}
+			b := open[len(open)-1]
+			if word == "else" {
+				if b.begin == "for" {
+					b.ends = append(b.ends, i)
+				}
+				continue
+			}
+			if word != "end"+b.begin {
+				return
+			}
+			open = open[:len(open)-1]
+			switch {
+			case b.begin == "macro":
+				parts[i] = "{{ _leave() }}" + parts[i]
+			case b.begin == "for" && b.sets:
+				b.ends = append(b.ends, i)
+				wrap(b)
+			}
+		}
+	}
+}
+
+// keepPairs rewrites a loop over pairs that takes only some of them: the library
+// does not set the two names while it chooses. So a loop before chooses.
+func keepPairs(part, n string) string {
+	m := pairLoop.FindStringSubmatch(part)
+	if m == nil {
+		return part
+	}
+	cut := topLevel(m[3], "if")
+	if cut < 0 {
+		return part
+	}
+	a, b, items, want := m[1], m[2], m[3][:cut], m[3][cut+len("if"):]
+	return "{% set _kept" + n + " = namespace(pairs=[]) %}{% for " + a + ", " + b + " in " + items + " %}{% if " + want + " %}" +
+		"{% set _kept" + n + ".pairs = _kept" + n + ".pairs + [[" + a + ", " + b + "]] %}{% endif %}{% endfor %}" +
+		"{% for " + a + ", " + b + " in _kept" + n + ".pairs %}"
+}
+
+var pairLoop = regexp.MustCompile(`^\{%\s*for\s+(\w+)\s*,\s*(\w+)\s+in\b((?s:.*))%\}$`)
+
+// topLevel is where a word stands in an expression, outside of brackets and
+// quotes, or -1.
+func topLevel(s, word string) int {
+	nest := 0
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '\'' || c == '"':
+			for i++; i < len(s) && s[i] != c; i++ {
+				if s[i] == '\\' {
+					i++
+				}
+			}
+		case strings.IndexByte("([{", c) >= 0:
+			nest++
+		case strings.IndexByte(")]}", c) >= 0:
+			nest--
+		case isWord(c):
+			from := i
+			for i+1 < len(s) && isWord(s[i+1]) {
+				i++
+			}
+			if nest == 0 && s[from:i+1] == word {
+				return from
+			}
+		}
+	}
+	return -1
+}
+
+var statement = regexp.MustCompile(`^\s*\w+`)
