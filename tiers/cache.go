@@ -423,7 +423,7 @@ func (s *Step) submit() {
 		}
 		it := &s.items[s.unread]
 		it.slot, it.state = sl, loading
-		sl.item, sl.held = s.unread, true
+		sl.item, sl.held, sl.used = s.unread, true, false
 		sl.next = Key{Layer: s.layer, Expert: it.expert}
 		s.queue = append(s.queue, sl)
 		s.waiting--
@@ -551,9 +551,16 @@ func (s *Step) take() (int, *[MaxParts][]byte, error) {
 	return i, nil, fmt.Errorf("tiers: load %v: %w", sl.fetch.Key, sl.fetch.Err)
 }
 
-// Fresh says whether this step reads expert i from a drive: its bytes have not
-// been used before.
-func (s *Step) Fresh(i int) bool { return !s.items[i].hit }
+// Fresh says whether nobody has yet said Done of the bytes of expert i, which
+// Next has returned: what checks bytes before their first use checks these. A
+// hit is fresh too if the step that read it ended early, by a cancellation or
+// because the check refused it or another.
+func (s *Step) Fresh(i int) bool {
+	if s.ended || s.items[i].state != returned {
+		panic(fmt.Sprintf("tiers: Fresh(%d) of an expert that is not in use", i))
+	}
+	return !s.items[i].slot.used
+}
 
 // Done says that expert i, returned by Next, has been computed: its slot may
 // be used for a miss of this step that waits for one, which is submitted at
@@ -564,6 +571,7 @@ func (s *Step) Done(i int) {
 		panic(fmt.Sprintf("tiers: Done(%d) of an expert that is not in use", i))
 	}
 	s.items[i].state = done
+	s.items[i].slot.used = true
 	if s.waiting > 0 {
 		s.spare = append(s.spare, int32(i))
 	}

@@ -527,6 +527,61 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
+// What was read and not Done is fresh, in later steps too: nobody has checked
+// it, or somebody has and refused it.
+func TestFresh(t *testing.T) {
+	el, fl := small(1, 8)
+	f := newFake(t, storage.Slab, fl)
+	f.pick = func(int) int { return 0 }
+	c := open(t, f, Options{Cap: 3, TopK: 3, Layers: el})
+	ctx := context.Background()
+	// step uses experts 0, 1, 2, says Done of those in done, and returns who was fresh.
+	step := func(done ...int) (fresh string) {
+		s, err := c.Begin(ctx, 0, []int32{0, 1, 2}, []int32{1, 1, 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.End()
+		for {
+			i, _, ok, err := s.Next(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ok {
+				return fresh
+			}
+			if s.Fresh(i) {
+				fresh += fmt.Sprint(i)
+			}
+			if slices.Contains(done, i) {
+				s.Done(i)
+			}
+		}
+	}
+	if s, err := c.Begin(ctx, 0, []int32{0, 1}, []int32{1, 1}); err != nil {
+		t.Fatal(err)
+	} else {
+		s.End() // nobody saw them
+	}
+	for i, tt := range []struct {
+		done []int
+		want string
+	}{{[]int{0}, "012"}, {[]int{2}, "12"}, {[]int{0, 1, 2}, "1"}, {nil, ""}} {
+		if got := step(tt.done...); got != tt.want {
+			t.Errorf("step %d: %q are fresh, want %q", i, got, tt.want)
+		}
+	}
+	// Read anew, fresh anew.
+	s, err := c.Begin(ctx, 0, []int32{3, 4, 5}, []int32{1, 1, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.End()
+	if got := step(); got != "012" {
+		t.Errorf("after they left: %q are fresh", got)
+	}
+}
+
 // Slots are what the ledger announces: whole pages, side by side, resident.
 func TestArena(t *testing.T) {
 	el, fl := small(3, 8)

@@ -21,6 +21,7 @@ type slot struct {
 	next  Key           // what the io goroutine is to load
 	item  int           // index in the step that loads it
 	held  bool          // in use by the step
+	used  bool          // some step has said Done of these bytes
 	full  bool          // the io goroutine's: fetch.Parts hold an expert
 }
 
