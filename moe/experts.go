@@ -47,6 +47,12 @@ func (e *experts) compute(ctx context.Context, l int, s *state, route func(ids [
 		e.shared.compute(shared, s)
 	}
 	s.out.SetLen(n * k)
+	group := len(s.job)
+	if n > 1 {
+		// An expert of a batch is much work, and its slot is wanted for the next
+		// read: half of the slots compute while the others fill.
+		group = max(1, min(group, k/2))
+	}
 	for done := 0; done < len(s.distinct); {
 		i, parts, ok, err := step.Next(ctx)
 		s.clock.lap(StageExpertWait)
@@ -57,7 +63,7 @@ func (e *experts) compute(ctx context.Context, l int, s *state, route func(ids [
 			}
 			s.arrived[jobs] = int32(i)
 			s.job[jobs] = e.job(parts, s.rowsOf(i))
-			if jobs++; jobs == len(s.job) {
+			if jobs++; jobs == group {
 				break
 			}
 			i, parts, ok, _, err = step.TryNext()
