@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"runtime/debug"
 	"time"
@@ -271,48 +270,9 @@ func (e *Engine) Close() error {
 
 // Tokenizer makes the tokenizer that a model file describes.
 func Tokenizer(f *storage.Model) (*tokenizer.Tokenizer, error) {
-	const prefix = "tokenizer.ggml."
-	m := f.Meta
-	var v tokenizer.Vocab
-	v.Model, _ = m.String(prefix + "model")
-	v.Pre, _ = m.String(prefix + "pre")
-	v.Tokens, _ = m.Strings(prefix + "tokens")
-	v.Types = ints32(m, prefix+"token_type")
-	scores, _ := m.Floats(prefix + "scores")
-	for _, f := range scores {
-		v.Scores = append(v.Scores, float32(f))
-	}
-	v.Merges, _ = m.Strings(prefix + "merges")
-	for _, id := range []struct {
-		key string
-		to  *int32
-	}{{"bos_token_id", &v.BOS}, {"eos_token_id", &v.EOS}, {"eot_token_id", &v.EOT}, {"eom_token_id", &v.EOM}, {"unknown_token_id", &v.UNK}, {"padding_token_id", &v.PAD}} {
-		*id.to = -1
-		if n, ok := m.Uint(prefix + id.key); ok {
-			if n >= uint64(len(v.Tokens)) {
-				return nil, fmt.Errorf("%s%s is %d, but the vocabulary has %d tokens: the file is damaged", prefix, id.key, n, len(v.Tokens))
-			}
-			*id.to = int32(n)
-		}
-	}
-	v.EOSIDs = ints32(m, prefix+"eos_token_ids")
-	if b, ok := m.Bool(prefix + "add_bos_token"); ok {
-		v.AddBOS = &b
-	}
-	if b, ok := m.Bool(prefix + "add_space_prefix"); ok {
-		v.AddSpacePrefix = &b
-	}
-	if err := m.Err(); err != nil {
+	v, err := tokenizer.ReadVocab(f.Meta)
+	if err != nil {
 		return nil, err
 	}
 	return tokenizer.New(v)
-}
-
-func ints32(m storage.Meta, key string) []int32 {
-	long, _ := m.Ints(key)
-	short := make([]int32, len(long))
-	for i, n := range long {
-		short[i] = int32(max(math.MinInt32, min(n, math.MaxInt32)))
-	}
-	return short
 }
