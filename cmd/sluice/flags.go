@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,8 +32,9 @@ func parse(f *pflag.FlagSet, args []string) error {
 	if err == nil || errors.Is(err, pflag.ErrHelp) {
 		return err
 	}
-	for _, arg := range args {
-		if n, nerr := strconv.Atoi(arg); nerr == nil && n < 0 && f.Lookup("cap") != nil { // pflag took it for a flag
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) && f.Lookup("cap") != nil {
+		if n, err := strconv.Atoi("-" + unknown.GetSpecifiedShortnames()); err == nil { // a CAP below 0, not a flag
 			return capError(n)
 		}
 	}
@@ -80,9 +82,13 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 	if *m.model == "" && len(rest) > 0 && !(len(rest) == 1 && isCap(rest[0])) {
 		*m.model, rest = rest[0], rest[1:]
 	}
-	if len(rest) > 0 && isCap(rest[0]) && !m.set.Changed("cap") {
-		*m.cap, _ = strconv.Atoi(rest[0])
-		m.capArgument, rest = true, rest[1:]
+	if len(rest) > 0 { // behind MODEL it is no file, whatever the files are called
+		if n, err := strconv.Atoi(rest[0]); err == nil {
+			if m.set.Changed("cap") {
+				return o, usagef("--cap %d and the argument %s both give the cap: use one", *m.cap, rest[0])
+			}
+			*m.cap, m.capArgument, rest = n, true, rest[1:]
+		}
 	}
 	if len(rest) > 0 {
 		return o, usagef("unexpected argument %q", rest[0])
@@ -135,34 +141,26 @@ func modelPath(name string) (string, error) {
 	if name != "" {
 		return name, nil
 	}
-	var tried []string
-	var found string
-	try := func(p string) bool {
-		if _, err := os.Stat(p); err == nil {
-			found = p
-			return true
-		}
-		tried = append(tried, p)
-		return false
-	}
+	var places []string
 	if exe, err := os.Executable(); err == nil {
-		if exe, err = filepath.EvalSymlinks(exe); err == nil && try(filepath.Join(filepath.Dir(exe), "..", demoModel)) {
-			return found, nil
+		if exe, err = filepath.EvalSymlinks(exe); err == nil {
+			places = append(places, filepath.Join(filepath.Dir(exe), "..", demoModel))
 		}
 	}
-	if dir, err := os.Getwd(); err == nil {
-		for {
-			if try(filepath.Join(dir, demoModel)) {
-				return found, nil
-			}
-			up := filepath.Dir(dir)
-			if up == dir {
-				break
-			}
-			dir = up
+	for dir, err := os.Getwd(); err == nil; dir = filepath.Dir(dir) {
+		if p := filepath.Join(dir, demoModel); !slices.Contains(places, p) {
+			places = append(places, p)
+		}
+		if dir == filepath.Dir(dir) {
+			break
 		}
 	}
-	return "", usagef("no model named, and the demo model was not found; tried %s", strings.Join(tried, ", "))
+	for _, p := range places {
+		if _, err := os.Stat(p); err == nil {
+			return p, nil
+		}
+	}
+	return "", usagef("no model named, and the demo model was not found; tried %s", strings.Join(places, ", "))
 }
 
 // settle corrects the origins that only the command line knows.
@@ -180,6 +178,8 @@ func (m *modelFlags) settle(p *engine.Plan, path string) {
 			s.Origin = engine.FromArgument
 		case m.set.Changed(s.Name):
 			s.Origin = engine.FromFlag
+		case s.Origin == engine.FromFlag: // an option of the command's own
+			s.Origin, s.Requested = engine.FromDefault, nil
 		}
 		all = append(all, s)
 	}

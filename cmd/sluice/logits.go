@@ -39,19 +39,22 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 		return err
 	}
 	m.settle(p, o.Path)
-	if *m.printConfig || len(ids) > p.Config.Ctx {
+	if *m.printConfig {
 		defer p.Close()
-		if *m.printConfig {
-			return printConfig(s.out, p.Settings, *m.json)
-		}
-		return &moe.ContextError{Tokens: len(ids), Ctx: p.Config.Ctx}
+		return printConfig(s.out, p.Settings, *m.json)
 	}
+	w, err := createLogits(p, ids, *idsFile, *out)
+	if err != nil {
+		p.Close()
+		return err
+	}
+	defer w.Abort()
 	e, err := m.load(ctx, s, p)
 	if err != nil {
 		return err
 	}
 	defer e.Close()
-	if err := writeLogits(ctx, e, ids, *out); err != nil {
+	if err := writeLogits(ctx, e, ids, w); err != nil {
 		return err
 	}
 	if *m.json {
@@ -83,22 +86,27 @@ func readIDs(path string) ([]int32, error) {
 	return ids, nil
 }
 
+// createLogits checks the ids and begins the file, so that what cannot work
+// fails before a large model is loaded.
+func createLogits(p *engine.Plan, ids []int32, idsFile, out string) (*safetensors.Writer, error) {
+	if len(ids) > p.Config.Ctx {
+		return nil, &moe.ContextError{Tokens: len(ids), Ctx: p.Config.Ctx}
+	}
+	for i, id := range ids {
+		if id < 0 || int(id) >= p.Spec.Vocab {
+			return nil, fmt.Errorf("%s: element %d is token id %d, but the model's vocabulary has ids 0 to %d", idsFile, i, id, p.Spec.Vocab-1)
+		}
+	}
+	return safetensors.Create(out, []safetensors.Spec{
+		{Name: "logits", DType: "F32", Shape: []int64{int64(len(ids)), int64(p.Spec.Vocab)}},
+		{Name: "hidden_last", DType: "F32", Shape: []int64{int64(len(ids)), int64(p.Spec.Hidden)}},
+	})
+}
+
 // writeLogits runs the ids and writes the file as they come: first all logits,
 // then the hidden states, which are kept until then.
-func writeLogits(ctx context.Context, e *engine.Engine, ids []int32, path string) (err error) {
+func writeLogits(ctx context.Context, e *engine.Engine, ids []int32, w *safetensors.Writer) error {
 	vocab, dim := e.Spec.Vocab, e.Spec.Hidden
-	w, err := safetensors.Create(path, []safetensors.Spec{
-		{Name: "logits", DType: "F32", Shape: []int64{int64(len(ids)), int64(vocab)}},
-		{Name: "hidden_last", DType: "F32", Shape: []int64{int64(len(ids)), int64(dim)}},
-	})
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			w.Abort()
-		}
-	}()
 	hidden := make([]float32, len(ids)*dim)
 	row := make([]float32, vocab)
 	for at := 0; at < len(ids); {

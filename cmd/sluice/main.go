@@ -63,11 +63,12 @@ func run(args []string, in io.Reader, out, errw io.Writer) int {
 		<-ctx.Done()
 		stop()
 	}()
-	if len(args) == 0 || args[0] == "-h" || args[0] == "--help" || args[0] == "help" {
+	if len(args) == 0 {
+		help(errw)
+		return exitUsage
+	}
+	if args[0] == "-h" || args[0] == "--help" || args[0] == "help" {
 		help(out)
-		if len(args) == 0 {
-			return exitUsage
-		}
 		return exitDone
 	}
 	for _, c := range commands() {

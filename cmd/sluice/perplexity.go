@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
+	"slices"
 
 	"sluice/cmd/engine"
 	"sluice/moe"
@@ -27,21 +29,26 @@ func perplexityCommand(ctx context.Context, s streams, args []string) error {
 	if *m.model == "" && len(rest) > 1 && !isCap(rest[1]) {
 		at = 1
 	}
-	if len(rest) <= at {
+	file := ""
+	switch {
+	case len(rest) > at:
+		file, rest = rest[at], slices.Delete(rest, at, at+1)
+	case !*m.printConfig:
 		return usagef("no text to measure: give FILE")
 	}
-	file := rest[at]
-	rest = append(append([]string{}, rest[:at]...), rest[at+1:]...)
 	o, err := m.options(rest)
 	if err != nil {
 		return err
 	}
-	if o.Ctx == 0 {
-		o.Ctx = perplexityChunk
+	if o.Ctx != 0 && o.Ctx < 4 {
+		return usagef("--ctx %d: chunks have at least 4 tokens, the second half of which are scored", o.Ctx)
 	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("read the text: %w", err)
+	o.Ctx = cmp.Or(o.Ctx, perplexityChunk)
+	var text []byte
+	if !*m.printConfig {
+		if text, err = os.ReadFile(file); err != nil {
+			return fmt.Errorf("read the text: %w", err)
+		}
 	}
 	p, err := engine.Prepare(o)
 	if err != nil {
@@ -67,6 +74,9 @@ func perplexityCommand(ctx context.Context, s streams, args []string) error {
 	r, err := moe.MeasurePerplexity(ctx, e.Model, ids, e.Config.Ctx, bos, func(done, of int, so moe.Perplexity) {
 		progress(s, "chunk %d of %d: perplexity %.4f", done, of, so.Value)
 	})
+	if ctx.Err() != nil && r.Chunks > 0 {
+		s.notice("perplexity so far: %.4f +/- %.4f (%d of %d chunks)", r.Value, r.Error, r.Chunks, len(ids)/e.Config.Ctx)
+	}
 	if err != nil {
 		return err
 	}

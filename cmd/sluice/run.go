@@ -40,6 +40,15 @@ func newSamplingFlags(m *modelFlags) samplingFlags {
 // repeatLast is the window of the repetition penalty.
 const repeatLast = 64
 
+// check refuses flags out of range.
+func (f samplingFlags) check() error {
+	s := moe.Sampling{Temp: *f.temp, TopK: *f.topK, TopP: *f.topP, MinP: *f.minP, RepeatPenalty: *f.penalty}
+	if err := s.Check(); err != nil {
+		return usagef("%v", err)
+	}
+	return nil
+}
+
 // resolve settles each value and notes where it came from.
 func (f samplingFlags) resolve(p *engine.Plan) (moe.Sampling, error) {
 	meta := p.File.Meta
@@ -70,7 +79,7 @@ func (f samplingFlags) resolve(p *engine.Plan) (moe.Sampling, error) {
 		return s, err
 	}
 	if err := s.Check(); err != nil {
-		return s, usagef("%v", err)
+		return s, fmt.Errorf("the model's general.sampling.* are out of range: %w, by the flag of that name", err)
 	}
 	return s, nil
 }
@@ -90,6 +99,9 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	}
 	o, err := m.options(m.set.Args())
 	if err != nil {
+		return err
+	}
+	if err := sampling.check(); err != nil {
 		return err
 	}
 	if *n < -1 {
@@ -148,13 +160,18 @@ func promptText(m *modelFlags, s streams, prompt, file string) (string, error) {
 	case m.set.Changed("prompt") || *m.printConfig:
 		return prompt, nil
 	case file == "-":
-		b, err := io.ReadAll(s.in)
-		return string(b), err
+		return readText(io.ReadAll(s.in))
 	case file != "":
-		b, err := os.ReadFile(file)
-		return string(b), err
+		return readText(os.ReadFile(file))
 	}
 	return "", usagef("no text to continue: give one with -p TEXT or -f FILE")
+}
+
+func readText(b []byte, err error) (string, error) {
+	if err != nil {
+		return "", fmt.Errorf("read the text: %w", err)
+	}
+	return string(b), nil
 }
 
 // encodePrompt turns the text into ids that fit into the context.

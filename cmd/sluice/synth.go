@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -34,6 +35,11 @@ func synthCommand(ctx context.Context, s streams, args []string) error {
 	if *out == "" || (*sizeText == "" && *layers == 0) {
 		return usagef("synth needs -o FILE, and --size or --layers")
 	}
+	for _, name := range []string{"layers", "hidden", "experts", "ff", "top-k"} {
+		if n, err := f.GetInt(name); err != nil || n < 1 && f.Changed(name) { // 0 would stand for the shape's own
+			return usagef("--%s %d: it must be at least 1", name, n)
+		}
+	}
 	o := synth.Options{Arch: *arch, Seed: *seed, Nextn: *nextn, Layers: *layers, Hidden: *hidden, Experts: *experts, FF: *ff, TopK: *topK}
 	if *sizeText != "" {
 		n, err := parseSize(*sizeText)
@@ -44,14 +50,19 @@ func synthCommand(ctx context.Context, s streams, args []string) error {
 	}
 	path, err := modelPath(*vocab)
 	if err != nil {
-		return err
+		return fmt.Errorf("for the vocabulary (--vocab FILE): %w", err)
 	}
 	file, err := storage.Open(path)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	if err := synth.Write(ctx, *out, o, file); err != nil {
+	err = synth.Write(ctx, *out, o, file)
+	var option *synth.OptionError
+	if errors.As(err, &option) {
+		return usagef("%v", option)
+	}
+	if err != nil {
 		return err
 	}
 	fi, err := os.Stat(*out)
