@@ -32,7 +32,8 @@ func perplexityCommand(ctx context.Context, s streams, args []string) error {
 	file := ""
 	switch {
 	case len(rest) > at:
-		file, rest = rest[at], slices.Delete(rest, at, at+1)
+		file = rest[at]
+		rest = slices.Delete(rest, at, at+1)
 	case !*m.printConfig:
 		return usagef("no text to measure: give FILE")
 	}
