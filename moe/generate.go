@@ -84,14 +84,13 @@ func (p Phase) Rate() float64 {
 // Generate extends a prompt token by token. An interruption is no error: the
 // result says so and holds what came before.
 func Generate(ctx context.Context, d Decoder, s *Sampler, g Generation) (r Result, err error) {
-	r = Result{StopID: -1, IDs: make([]int32, 0, max(g.Tokens, 64))}
+	r = Result{StopID: -1, Why: WhyLength}
 	room := g.Ctx - len(g.Prompt) + 1 // the last token need not be run
 	if g.Tokens < 0 || g.Tokens > room {
 		g.Tokens = room
 		r.Why = WhyContext
-	} else {
-		r.Why = WhyLength
 	}
+	r.IDs = make([]int32, 0, max(g.Tokens, 0))
 	for _, id := range g.Prompt {
 		s.Accept(id)
 	}
