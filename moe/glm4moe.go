@@ -42,17 +42,17 @@ func openGLM4(l *loader, spec *Spec, positions int) layers {
 		l.fail("expert gating function %d, want 2 (sigmoid)", f)
 	}
 	m := &glm4{
-		eps:   float32(l.float("attention.layer_norm_rms_epsilon", 1e-5)),
+		eps:   l.epsilon(),
 		norm:  l.bool("expert_weights_norm", true),
-		scale: float32(l.float("expert_weights_scale", 1)),
+		scale: float32(l.positive("expert_weights_scale", 1, 0x1p40)),
 	}
 	if spec.LeadingDense > 0 {
 		spec.FF = l.need("feed_forward_length", maxDim)
 	}
-	rope := newRope(positions, spec.RopeDims, l.float("rope.freq_base", 10000))
+	rope := newRope(positions, spec.RopeDims, l.ropeBase())
 	for i := 0; i < spec.Layers && l.err == nil; i++ {
 		w := glm4Layer{
-			attn:    spec.attention(l, i, m.eps, rope),
+			attn:    spec.attention(l, i, m.eps, rope, false),
 			ffnNorm: l.vector(fmt.Sprintf("blk.%d.post_attention_norm.weight", i), spec.Hidden),
 		}
 		if i < spec.LeadingDense {

@@ -79,6 +79,29 @@ func (l *loader) float(key string, absent float64) float64 {
 	return v
 }
 
+// positive is float for a number that must be above 0, at most limit.
+func (l *loader) positive(key string, absent, limit float64) float64 {
+	v := l.float(key, absent)
+	if !(v > 0 && v <= limit) {
+		l.fail("%s.%s is %v, want above 0 and at most %v", l.arch, key, v, limit)
+		return 1
+	}
+	return v
+}
+
+// epsilon is what RMSNorm adds to a mean of squares. Every family has its own,
+// so there is no default.
+func (l *loader) epsilon() float32 {
+	v := l.float("attention.layer_norm_rms_epsilon", 0)
+	if !(v >= 0x1p-100 && v < 1) { // the range of rsqrt
+		l.fail("%s.attention.layer_norm_rms_epsilon is %v or missing, want above 0 and below 1", l.arch, v)
+	}
+	return float32(v)
+}
+
+// ropeBase is the base of the rotations' angles.
+func (l *loader) ropeBase() float64 { return l.positive("rope.freq_base", 10000, 1e15) }
+
 // bool reads a switch of the architecture.
 func (l *loader) bool(key string, absent bool) bool {
 	v, ok := l.file.Meta.Bool(l.arch + "." + key)

@@ -31,13 +31,13 @@ func openQwen3(l *loader, spec *Spec, positions int) layers {
 	spec.heads(l)
 	spec.routed(l)
 	m := &qwen3{
-		eps:  float32(l.float("attention.layer_norm_rms_epsilon", 1e-6)),
+		eps:  l.epsilon(),
 		norm: l.bool("expert_weights_norm", true),
 	}
-	rope := newRope(positions, spec.RopeDims, l.float("rope.freq_base", 10000))
+	rope := newRope(positions, spec.RopeDims, l.ropeBase())
 	for i := 0; i < spec.Layers && l.err == nil; i++ {
 		m.layer = append(m.layer, qwen3Layer{
-			attn:    spec.attention(l, i, m.eps, rope),
+			attn:    spec.attention(l, i, m.eps, rope, true),
 			ffnNorm: l.vector(fmt.Sprintf("blk.%d.ffn_norm.weight", i), spec.Hidden),
 			moe:     spec.expertLayer(l, i),
 		})

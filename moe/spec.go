@@ -122,10 +122,7 @@ func open(l *loader, s *Spec, positions int) weights {
 	s.Vocab = vocabulary(l)
 	s.Roles = nil
 	var w weights
-	w.eps = float32(l.float("attention.layer_norm_rms_epsilon", 1e-6))
-	if !(w.eps >= 0x1p-100 && w.eps < 1) {
-		l.fail("attention.layer_norm_rms_epsilon is %v, want above 0 and below 1", w.eps)
-	}
+	w.eps = l.epsilon()
 	w.embed = l.matrix("token_embd.weight", s.Vocab, s.Hidden)
 	w.norm = l.vector("output_norm.weight", s.Hidden)
 	if l.has("output.weight") {
@@ -183,8 +180,9 @@ func (s *Spec) routed(l *loader) {
 	}
 }
 
-// attention loads the projections of layer blk.l.
-func (s *Spec) attention(l *loader, layer int, eps float32, rope *backends.Rope) gqa {
+// attention loads the projections of layer blk.l. The norms of q and k come
+// together; normed says that the family always has them.
+func (s *Spec) attention(l *loader, layer int, eps float32, rope *backends.Rope, normed bool) gqa {
 	p := fmt.Sprintf("blk.%d.", layer)
 	a := gqa{
 		norm:    l.vector(p+"attn_norm.weight", s.Hidden),
@@ -197,7 +195,7 @@ func (s *Spec) attention(l *loader, layer int, eps float32, rope *backends.Rope)
 		scale:   rsqrtOf(s.HeadDim),
 		rope:    rope,
 	}
-	if l.has(p + "attn_q_norm.weight") {
+	if normed || l.has(p+"attn_q_norm.weight") || l.has(p+"attn_k_norm.weight") {
 		a.qNorm = l.vector(p+"attn_q_norm.weight", s.HeadDim)
 		a.kNorm = l.vector(p+"attn_k_norm.weight", s.HeadDim)
 	}
