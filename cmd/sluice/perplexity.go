@@ -75,10 +75,10 @@ func perplexityCommand(ctx context.Context, s streams, args []string) error {
 	r, err := moe.MeasurePerplexity(ctx, e.Model, ids, e.Config.Ctx, bos, func(done, of int, so moe.Perplexity) {
 		progress(s, "chunk %d of %d: perplexity %.4f", done, of, so.Value)
 	})
-	if ctx.Err() != nil && r.Chunks > 0 {
-		s.notice("perplexity so far: %.4f +/- %.4f (%d of %d chunks)", r.Value, r.Error, r.Chunks, len(ids)/e.Config.Ctx)
-	}
 	if err != nil {
+		if r.Chunks > 0 {
+			s.notice("perplexity so far: %.4f +/- %.4f (%d of %d chunks)", r.Value, r.Error, r.Chunks, len(ids)/e.Config.Ctx)
+		}
 		return err
 	}
 	if *m.json {
