@@ -176,10 +176,8 @@ func (m *Model) Forward(ctx context.Context, ids []int32) error {
 	if s.pos+len(ids) > m.cfg.Ctx {
 		return &ContextError{s.pos + len(ids), m.cfg.Ctx}
 	}
-	for _, id := range ids {
-		if id < 0 || int(id) >= m.Vocab {
-			return fmt.Errorf("moe: token id %d: the vocabulary has ids 0 to %d", id, m.Vocab-1)
-		}
+	if err := m.checkIDs(ids); err != nil {
+		return err
 	}
 	s.clock.reset()
 	s.be.Embed(s.x, m.embed, ids)
@@ -192,6 +190,16 @@ func (m *Model) Forward(ctx context.Context, ids []int32) error {
 	s.pos += len(ids)
 	m.positions += int64(len(ids))
 	m.forwards++
+	return nil
+}
+
+// checkIDs says which of the ids, if any, is no token.
+func (m *Model) checkIDs(ids []int32) error {
+	for _, id := range ids {
+		if id < 0 || int(id) >= m.Vocab {
+			return fmt.Errorf("moe: token id %d: the vocabulary has ids 0 to %d", id, m.Vocab-1)
+		}
+	}
 	return nil
 }
 

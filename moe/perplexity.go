@@ -28,6 +28,9 @@ func MeasurePerplexity(ctx context.Context, m *Model, ids []int32, size int, bos
 	if chunks == 0 {
 		return Perplexity{}, fmt.Errorf("moe: the text has %d tokens, fewer than one chunk of %d: use a longer text or a smaller --ctx", len(ids), size)
 	}
+	if err := m.checkIDs(ids); err != nil { // all of them: one is scored before it is run
+		return Perplexity{}, err
+	}
 	var sum, squares float64
 	var p Perplexity
 	logits := make([]float32, headRows*m.Vocab)
@@ -81,7 +84,7 @@ func surprise(logits []float32, id int32) float64 {
 	}
 	sum := 0.0
 	for _, l := range logits {
-		sum += math.Exp(float64(l - top))
+		sum += math.Exp(float64(l) - float64(top))
 	}
-	return math.Log(sum) - float64(logits[id]-top)
+	return math.Log(sum) - (float64(logits[id]) - float64(top))
 }

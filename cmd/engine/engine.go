@@ -255,7 +255,8 @@ func (e *Engine) load(ctx context.Context) (err error) {
 // cache line.
 func arenaBytes(t storage.Tensor) int64 { return (t.Bytes + 63) &^ 63 }
 
-// Close ends the goroutines, frees the memory and closes the files.
+// Close ends the goroutines, frees the memory and closes the files. A second
+// Close does nothing.
 func (e *Engine) Close() error {
 	var errs []error
 	if e.Cache != nil {
@@ -265,6 +266,7 @@ func (e *Engine) Close() error {
 		errs = append(errs, e.backend.Close())
 	}
 	errs = append(errs, e.Plan.Close(), offheap.Free(e.arena))
+	e.arena = nil
 	return errors.Join(errs...)
 }
 
