@@ -3,6 +3,7 @@ package moe
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 
 	"sluice/backends"
 	"sluice/internal/quant"
@@ -129,12 +130,23 @@ func (s *state) group(ids []int32, all int) {
 // rowsOf gives the output rows of the i-th distinct expert, ascending.
 func (s *state) rowsOf(i int) []int32 { return s.rows[s.first[i]:s.first[i+1]] }
 
-// check refuses an expert that has just been read and holds a scale or a
-// weight outside the range of the arithmetic.
-func (e *experts) check(step *tiers.Step, s *state, i int, parts *tiers.Parts) error {
+// check refuses an expert that has not been used since it was read and holds a
+// scale or a weight outside the range of the arithmetic.
+func (e *experts) check(step *tiers.Step, s *state, i int, parts *tiers.Parts) (err error) {
 	if !step.Fresh(i) {
 		return nil
 	}
+	// The parts may be views of a file that is shorter by now.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }: // a fault, see debug.SetPanicOnFault
+			err = fmt.Errorf("expert %d: the mapped model file could not be read (memory fault at %#x): it was cut short or its drive failed while in use; check the file, then start again, or read it with --storage pread", s.distinct[i], r.Addr())
+		default:
+			panic(r)
+		}
+	}()
 	for p, kind := range e.kinds {
 		if err := quant.Check(kind.Type, parts[p]); err != nil {
 			return fmt.Errorf("expert %d, %s: %w", s.distinct[i], [...]string{"gate", "up", "down"}[p], err)

@@ -184,6 +184,7 @@ func (m *Model) Forward(ctx context.Context, ids []int32) error {
 	s.clock.lap(StageDense)
 	for l := range m.Layers {
 		if err := m.layers.run(ctx, l, s); err != nil {
+			s.forget()
 			return err
 		}
 	}
@@ -191,6 +192,13 @@ func (m *Model) Forward(ctx context.Context, ids []int32) error {
 	m.positions += int64(len(ids))
 	m.forwards++
 	return nil
+}
+
+// forget lets the backend forget a failure that it would tell at the next Read,
+// so that it stays with the request that met it.
+func (s *state) forget() {
+	s.last.SetLen(0)
+	s.be.Read(nil, s.last) // its error comes after the one that is told
 }
 
 // checkIDs says which of the ids, if any, is no token.

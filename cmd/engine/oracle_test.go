@@ -1,0 +1,219 @@
+package engine
+
+import (
+	"context"
+	"math"
+	"slices"
+	"testing"
+
+	"sluice/backends"
+	"sluice/internal/quant"
+	"sluice/moe"
+)
+
+// tolerance of logits and hidden states, as a share of the largest. Another
+// correct float32 implementation may differ by 1e-4; these models do by 6e-7.
+const tolerance = 1e-5
+
+// The tiny models compute what their reference implementation does: logits,
+// hidden states, and a greedy text by way of the KV cache.
+func TestOracles(t *testing.T) {
+	for _, name := range []string{"glm4_moe", "qwen3_moe"} {
+		t.Run(name, func(t *testing.T) {
+			o := openOracle(t, "testdata/"+name+".oracle.safetensors")
+			ids, want, greedyIDs := o.ints("input_ids"), o.floats("logits"), o.ints("greedy_ids")
+			e := open(t, Options{Path: "testdata/" + name + ".gguf", KV: backends.KVF32})
+			logits, hidden := allLogits(t, e, ids)
+
+			close := tolerance * largest(want)
+			worst := 0.0
+			for p := range ids {
+				got, want := row(logits, p, e.Spec.Vocab), row(want, p, e.Spec.Vocab)
+				worst = max(worst, distance(got, want))
+				top, margin := topOf(want)
+				if best, _ := topOf(got); best != top && margin > 2*close {
+					t.Errorf("position %d: the likeliest token is %d, the oracle's %d", p, best, top)
+				}
+			}
+			t.Logf("logits within %.2g of the largest, %.4g", worst/largest(want), largest(want))
+			if worst > close {
+				t.Errorf("logits differ by up to %.3g, more than %.3g", worst, close)
+			}
+
+			// The oracle's last hidden states are behind the final norm.
+			states := o.floats("hidden")
+			states = states[e.Spec.Layers*len(ids)*e.Spec.Hidden:]
+			norm := finalNorm(t, e, hidden)
+			if worst, close := distance(norm, states), tolerance*largest(states); worst > close {
+				t.Errorf("hidden states differ by up to %.3g, more than %.3g", worst, close)
+			}
+
+			// Greedy text, token by token, as far as the choice is no near tie.
+			e.Model.Rewind(0)
+			next, err := e.Model.Extend(context.Background(), ids)
+			for i, want := range greedyIDs[len(ids):] {
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, margin := topOf(next)
+				if margin <= 2*close {
+					t.Logf("token %d is a near tie (%.3g): the text may differ from here on", i, margin)
+					break
+				}
+				if got != want {
+					t.Fatalf("token %d of the greedy text is %d, want %d", i, got, want)
+				}
+				next, err = e.Model.Extend(context.Background(), []int32{got})
+			}
+			if r := generate(t, e, ids, 12); !slices.Equal(r.IDs, greedyIDs[len(ids):]) {
+				t.Errorf("generated %v, want %v", r.IDs, greedyIDs[len(ids):])
+			}
+		})
+	}
+}
+
+// The demo, which is quantized, stays near its unquantized weights as another
+// implementation runs them.
+func TestDemoNearUnquantized(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		path  func(t testing.TB) string
+		mean  float64 // cosine of the logits
+		worst float64 // the same; at bytes of scripts that it was not trained on a router's near ties fall the other way
+		agree float64 // share of positions with the same likeliest token
+	}{
+		{"Q4_K_M", func(testing.TB) string { return demo }, 0.99, 0.8, 0.9},
+		{"Q8_0", func(t testing.TB) string { return shared(t, "models/demo-q8_0.gguf") }, 0.999, 0.95, 0.97},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			o := openOracle(t, shared(t, "oracles/demo/demo-oracle.safetensors"))
+			e := open(t, Options{Path: tt.path(t), KV: backends.KVF32})
+			worst, sum, states, n, agree := 1.0, 0.0, 0.0, 0, 0
+			for _, prompt := range []string{"kjv", "chat", "unicode"} {
+				ids, want, wantHidden := o.ints(prompt+".input_ids"), o.floats(prompt+".logits"), o.floats(prompt+".hidden")
+				logits, hidden := allLogits(t, e, ids)
+				for p := range ids {
+					got, want := row(logits, p, e.Spec.Vocab), row(want, p, e.Spec.Vocab)
+					c := cosine(got, want)
+					worst, sum, n = min(worst, c), sum+c, n+1
+					a, _ := topOf(got)
+					if b, _ := topOf(want); a == b {
+						agree++
+					}
+					// These hidden states are before the final norm, as ours are.
+					states += cosine(row(hidden, p, e.Spec.Hidden), row(wantHidden, p, e.Spec.Hidden))
+				}
+			}
+			mean, states := sum/float64(n), states/float64(n)
+			t.Logf("cosine of logits: mean %.6f, worst %.6f; of hidden states: mean %.6f; the likeliest token agrees at %d of %d positions", mean, worst, states, agree, n)
+			if mean < tt.mean || states < tt.mean || worst < tt.worst || float64(agree) < tt.agree*float64(n) {
+				t.Errorf("want cosines of %v in the mean and %v at worst, and %v of the likeliest tokens", tt.mean, tt.worst, tt.agree)
+			}
+		})
+	}
+}
+
+// Perplexity of the demo, near what another engine measured of the same text
+// by the same method.
+func TestPerplexity(t *testing.T) {
+	if raceEnabled {
+		t.Skip("minutes under the race detector, and no other goroutines than in the other tests")
+	}
+	for _, tt := range []struct {
+		name string
+		path func(t testing.TB) string
+		want float64
+	}{
+		{"Q4_K_M", func(testing.TB) string { return demo }, 10.3626},
+		{"Q8_0", func(t testing.TB) string { return shared(t, "models/demo-q8_0.gguf") }, 10.3221},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := open(t, Options{Path: tt.path(t), Ctx: 512})
+			all := e.Tokens.Encode(readText(t, "testdata/heldout.txt"), false)
+			heard := 0
+			p, err := moe.MeasurePerplexity(context.Background(), e.Model, all, 512, -1, func(done, of int, so moe.Perplexity) {
+				if heard++; done != heard || of != 22 || so.Chunks != done || so.Tokens != done*255 {
+					t.Errorf("after chunk %d: %d of %d, %+v", heard, done, of, so)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("perplexity %.4f +/- %.4f, the other engine's %.4f (%+.2f %%)", p.Value, p.Error, tt.want, 100*(p.Value/tt.want-1))
+			if p.Chunks != 22 || p.Tokens != 22*255 || heard != 22 {
+				t.Errorf("%d chunks, %d scored, want 22 and %d", p.Chunks, p.Tokens, 22*255)
+			}
+			if math.Abs(p.Value/tt.want-1) > 0.005 {
+				t.Errorf("perplexity %.4f is more than 0.5 %% from %.4f", p.Value, tt.want)
+			}
+		})
+	}
+}
+
+// finalNorm applies the model's last norm to states [n, hidden], in float64.
+func finalNorm(t *testing.T, e *Engine, states []float32) []float32 {
+	x, ok := e.File.Tensor("output_norm.weight")
+	if !ok {
+		t.Fatal("no output_norm.weight")
+	}
+	b, weight := make([]byte, x.Bytes), make([]float32, e.Spec.Hidden)
+	if err := e.File.ReadTensor(b, x); err != nil {
+		t.Fatal(err)
+	}
+	quant.Dequantize(x.Type, weight, b)
+	eps, ok := e.File.Meta.Float(e.Spec.Arch + ".attention.layer_norm_rms_epsilon")
+	if !ok {
+		t.Fatal("no epsilon")
+	}
+	out := make([]float32, len(states))
+	for at := 0; at < len(states); at += len(weight) {
+		sum := 0.0
+		for _, v := range states[at : at+len(weight)] {
+			sum += float64(v) * float64(v)
+		}
+		r := 1 / math.Sqrt(sum/float64(len(weight))+eps)
+		for i, w := range weight {
+			out[at+i] = float32(float64(states[at+i]) * r * float64(w))
+		}
+	}
+	return out
+}
+
+func row(x []float32, i, n int) []float32 { return x[i*n : (i+1)*n] }
+
+func largest(x []float32) (most float64) {
+	for _, v := range x {
+		most = max(most, math.Abs(float64(v)))
+	}
+	return most
+}
+
+// distance is the largest difference of two floats at the same place.
+func distance(a, b []float32) (most float64) {
+	for i := range a {
+		most = max(most, math.Abs(float64(a[i])-float64(b[i])))
+	}
+	return most
+}
+
+func cosine(a, b []float32) float64 {
+	var ab, aa, bb float64
+	for i := range a {
+		x, y := float64(a[i]), float64(b[i])
+		ab, aa, bb = ab+x*y, aa+x*x, bb+y*y
+	}
+	return ab / math.Sqrt(aa*bb)
+}
+
+// topOf is the likeliest token and how far its logit is above the next.
+func topOf(logits []float32) (id int32, margin float64) {
+	first, second := float32(math.Inf(-1)), float32(math.Inf(-1))
+	for i, l := range logits {
+		if l > first {
+			first, second, id = l, first, int32(i)
+		} else {
+			second = max(second, l)
+		}
+	}
+	return id, float64(first) - float64(second)
+}
