@@ -27,8 +27,8 @@ FORCE:
 DEMO_PROMPT ?= And it came to pass in those days, that
 
 demo: bin/sluice
-	@echo '$$ sluice run --cap 8 --temp 0 -n 120 -p "$(DEMO_PROMPT)"'
-	@bin/sluice run --cap 8 --temp 0 -n 120 -p "$(DEMO_PROMPT)"
+	@echo '$$ sluice run --cap 8 -n 100 -p "$(DEMO_PROMPT)"'
+	@bin/sluice run --cap 8 -n 100 -p "$(DEMO_PROMPT)"
 
 test:
 	$(GO) test $(BUILD) $(TESTFLAGS) ./...
