@@ -32,8 +32,7 @@ type pool struct {
 
 	turn    atomic.Uint32 // counts steps; a change starts one
 	next    atomic.Int64  // first item not claimed
-	pending atomic.Int32  // workers still in the step
-	asleep  atomic.Bool   // the caller waits on done
+	pending atomic.Int32  // workers still in the step, and asleep if the caller waits on done
 	done    chan struct{}
 
 	outOfRange atomic.Bool // an activation was NaN or above 2^50
@@ -100,6 +99,11 @@ func (p *pool) start() {
 	}
 }
 
+// asleep is added to pending by a caller that goes to sleep. Both being one
+// number, a worker that is late to look cannot take the sleep of the next step
+// for that of its own.
+const asleep = 1 << 20
+
 // join waits until all of them are back.
 func (p *pool) join() {
 	for i := range spins {
@@ -110,11 +114,9 @@ func (p *pool) join() {
 			runtime.Gosched()
 		}
 	}
-	p.asleep.Store(true)
-	if p.pending.Load() == 0 && p.asleep.CompareAndSwap(true, false) {
-		return
+	if p.pending.Add(asleep) != asleep {
+		<-p.done
 	}
-	<-p.done
 }
 
 // loop is the life of a worker: a share of each step, until close.
@@ -127,7 +129,7 @@ func (w *worker) loop() {
 			return
 		}
 		w.share()
-		if p.pending.Add(-1) == 0 && p.asleep.CompareAndSwap(true, false) {
+		if p.pending.Add(-1) == asleep { // if it is 0, the next step may have begun: look at nothing more
 			p.done <- struct{}{}
 		}
 	}
