@@ -145,11 +145,17 @@ func (w *worker) await(seen uint32) uint32 {
 			runtime.Gosched()
 		}
 	}
-	w.parked.Store(true)
-	if w.p.turn.Load() == seen || !w.parked.CompareAndSwap(true, false) {
-		<-w.wake
+	for {
+		w.parked.Store(true)
+		if w.p.turn.Load() == seen || !w.parked.CompareAndSwap(true, false) {
+			<-w.wake
+		}
+		// A start that was held up between its workers wakes one that has done
+		// its part of that step already, and has parked since: it parks again.
+		if t := w.p.turn.Load(); t != seen {
+			return t
+		}
 	}
-	return w.p.turn.Load()
 }
 
 // share claims and runs items until none is left. Weights may be a view of a

@@ -43,3 +43,38 @@ func TestPoolDoesEachItemOnce(t *testing.T) {
 		runtime.Gosched()
 	}
 }
+
+// TestPoolParksAgain: a worker may be woken when it has done its part of the
+// step already, by a start that was held up between its workers. It must not
+// take part twice.
+func TestPoolParksAgain(t *testing.T) {
+	p := newPool(3)
+	goroutines := runtime.NumGoroutine()
+	var c counted
+	const rounds = 100
+	for range rounds {
+		for _, w := range p.workers[1:] {
+			for range 2 { // the second wait sees that the worker parked again
+				for !w.parked.Load() {
+					if runtime.NumGoroutine() < goroutines {
+						t.Fatal("a worker ended")
+					}
+					runtime.Gosched()
+				}
+				if w.parked.CompareAndSwap(true, false) { // as start does
+					w.wake <- struct{}{}
+				}
+			}
+		}
+		p.do(&c, len(c.item), 10)
+		if left := p.pending.Load() &^ asleep; left != 0 {
+			t.Fatalf("%d workers are still counted in after the step", left)
+		}
+	}
+	for i := range c.item {
+		if n := c.item[i].Load(); n != rounds {
+			t.Fatalf("item %d was done %d times in %d steps", i, n, rounds)
+		}
+	}
+	p.close()
+}
