@@ -144,7 +144,7 @@ func TestInterruptAnywhere(t *testing.T) {
 		var out, errw bytes.Buffer
 		s := streams{strings.NewReader(""), &out, &errw}
 		c := find(name)
-		r := result{code(s, c, c.run(ctx, s, args)), out.String(), errw.String()}
+		r := result{code(s, c, c.run(ctx, s, args)), out.String(), tidy(errw.String())}
 		return r, ctx.left.Load() >= 0
 	}
 	text := strings.Repeat("some text of a few words ", 3)
@@ -194,6 +194,9 @@ func TestInterruptAnywhere(t *testing.T) {
 			t.Errorf("at %d: the counters do not sum: %+v", n, c)
 		}
 		if got.PrefillTokens == 0 {
+			if phases["prompt"] == 0 && c.Misses != 0 { // at its first step
+				t.Errorf("%d experts were read before the first token of the prompt", c.Misses)
+			}
 			phases["prompt"]++
 		} else {
 			phases["text"]++

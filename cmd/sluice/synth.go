@@ -98,7 +98,7 @@ func parseSize(text string) (int64, error) {
 		return 0, fmt.Errorf("%q is no size: use a number of bytes, or one like 8GiB or 500MB", text)
 	}
 	n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-	if err != nil || !(n > 0) || n*scale > 1<<60 {
+	if err != nil || !(n*scale >= 1 && n*scale <= 1<<60) {
 		return 0, fmt.Errorf("%q is no size: use a number of bytes, or one like 8GiB or 500MB", text)
 	}
 	return int64(n * scale), nil
