@@ -20,7 +20,7 @@ func synthCommand(ctx context.Context, s streams, args []string) error {
 	arch := f.String("arch", "glm4moe", "architecture: glm4moe or qwen3moe")
 	seed := f.Uint64("seed", 0, "seed of the weights; the same seed gives the same bytes")
 	nextn := f.Int("nextn", 0, "drafting layers behind the others, 0 or 1 (glm4moe)")
-	layers := f.Int("layers", 0, "number of layers, in place of --size")
+	layers := f.Int("layers", 0, "number of layers; --size is not used then")
 	hidden := f.Int("hidden", 0, "width of the residual stream")
 	experts := f.Int("experts", 0, "routed experts of a layer")
 	ff := f.Int("ff", 0, "width of a routed expert")
@@ -46,7 +46,11 @@ func synthCommand(ctx context.Context, s streams, args []string) error {
 		if err != nil {
 			return usagef("--size: %v", err)
 		}
-		o.Size = n
+		if *layers == 0 {
+			o.Size = n
+		} else {
+			s.notice("--layers %d sets the number of layers: --size %s is not used", *layers, *sizeText)
+		}
 	}
 	path, err := modelPath(*vocab)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -44,6 +45,9 @@ func TestSynth(t *testing.T) {
 		if text != mustRun(t, "run", path, "-p", verse, "-n", "5", "--storage", "mmap").out {
 			t.Errorf("%s: two texts", arch)
 		}
+	}
+	if r := mustRun(t, "synth", "-o", filepath.Join(dir, "both"), "--vocab", tinyGLM4, "--size", "1GiB", "--layers", "2", "--hidden", "64", "--experts", "2", "--ff", "32"); !strings.Contains(r.err, "--layers 2 sets the number of layers: --size 1GiB is not used") {
+		t.Errorf("size and layers: %s", r.err)
 	}
 	write("nextn", "--layers", "3", "--nextn", "1")
 	if n := number(t, mustRun(t, "inspect", filepath.Join(dir, "nextn"), "--json").object(t), "nextn_layers"); n != 1 {
