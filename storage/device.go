@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +25,7 @@ type ReadError struct {
 	Off, Len int64
 	Got      int64
 	Err      error
+	Before   string // what the first try said, where it asked another drive
 }
 
 func (e *ReadError) Error() string {
@@ -32,8 +33,12 @@ func (e *ReadError) Error() string {
 	if errors.Is(e.Err, io.ErrUnexpectedEOF) {
 		hint = "the file is shorter than when it was opened; fetch it again"
 	}
-	return fmt.Sprintf("storage: %s: byte %d: read %d of the %d bytes at byte %d, twice: %v; %s",
-		e.File, e.Off+e.Got, e.Got, e.Len, e.Off, e.Err, hint)
+	tries := ", twice"
+	if e.Before != "" {
+		tries = ", after " + e.Before
+	}
+	return fmt.Sprintf("storage: %s: byte %d: read %d of the %d bytes at byte %d%s: %v; %s",
+		e.File, e.Off+e.Got, e.Got, e.Len, e.Off, tries, e.Err, hint)
 }
 
 func (e *ReadError) Unwrap() error { return e.Err }
@@ -47,23 +52,53 @@ type device struct {
 	ringErr error
 	// noPopulate does as a kernel before 5.14 does, which lacks MADV_POPULATE_READ.
 	noPopulate bool
-	// result, if set, sees what a read of p at off of a file came to, and says
-	// what the source sees. In mmap mode p cannot be written to. The pools call
-	// it from several goroutines.
+	// registerErr is what the kernel says to registering buffers.
+	registerErr error
+	// buffer bounds one registered buffer; 0: the kernel's bound.
+	buffer int64
+	// result, if set, sees what a try of p at off of a file came to, and says
+	// what the reader sees. In mmap mode p cannot be written to.
 	result func(file string, off int64, p []byte, n int, err error) (int, error)
+	// wrap, if set, stands between the reader and its transport.
+	wrap func(transport) transport
+	// now, if set, is the time.
+	now func() time.Time
 }
 
-// seen is the result of a try to read r's rest, as the source is to see it.
-func (s *experts) seen(r *read, p []byte, n int, err error) (int, error) {
+func (d *device) clock() time.Time {
+	if d.now != nil {
+		return d.now()
+	}
+	return time.Now()
+}
+
+// seen is the outcome of a try to read p, r's rest, as the reader is to see it.
+func (s *Reader) seen(r *read, p []byte, n int, err error) (int, error) {
 	if s.dev.result == nil {
 		return n, err
 	}
-	return s.dev.result(s.files[r.file].Path, r.off+r.done, p, n, err)
+	return s.dev.result(s.file(r).Path, r.off+r.done, p, n, err)
+}
+
+// file is the file that r's next try asks.
+func (s *Reader) file(r *read) *openFile { return &s.drives[r.drive].files[r.file] }
+
+// fd is its descriptor.
+func (s *Reader) fd(r *read) int {
+	if o := s.file(r); !r.buffered {
+		return o.fd
+	} else {
+		return int(o.f.Fd())
+	}
 }
 
 // rest is the memory that the next try of r has to fill.
 func (r *read) rest() []byte {
-	return r.buf[r.done:min(r.size, r.done+maxRead)]
+	end := r.size
+	if r.buffered {
+		end = r.need
+	}
+	return r.buf[r.done:min(end, r.done+maxRead)]
 }
 
 // A verdict says what follows from the result of a try.
@@ -75,9 +110,10 @@ const (
 	broken                // an error or an unexpected end
 )
 
-// advance notes that a first try of r's rest gave n bytes or an error. Going on
+// advance notes that a try of r's rest gave n bytes or an error. Going on
 // happens at an aligned position; a try that gains no whole block is an
-// unexpected end. Behind need the file may end, so that no more is wanted.
+// unexpected end. Behind need the file may end, so that no more is wanted. The
+// pages of a view are made resident all at once or not at all.
 func (r *read) advance(n int, err error, align int64) verdict {
 	if err == unix.EINTR {
 		return more
@@ -85,42 +121,28 @@ func (r *read) advance(n int, err error, align int64) verdict {
 	if err != nil {
 		return broken
 	}
-	before := r.done
-	r.done += int64(n)
-	if r.done >= r.need {
+	if r.done+int64(n) >= r.need {
+		r.done += int64(n)
 		return whole
 	}
-	r.done &^= align - 1
-	if r.done == before {
+	got := r.done + int64(n)
+	if !r.buffered {
+		got &^= align - 1
+	}
+	if r.view || got == r.done {
 		return broken
 	}
+	r.done = got
 	return more
 }
 
-// again is the second and last try of a broken read, whatever broke it: what is
-// missing, through the page cache, which wants no alignment.
-func (s *experts) again(r *read) {
-	p := r.buf[r.done:r.need]
-	r.retries++
-	r.asked += int64(len(p))
-	n, err := s.files[r.file].f.ReadAt(p, r.off+r.done)
-	n, err = s.seen(r, p, n, err)
-	if n == len(p) && (err == nil || err == io.EOF) {
-		return
+// readError is the end of r after its second try, which gave n bytes or err.
+func (s *Reader) readError(r *read, n int, err error) error {
+	e := &ReadError{File: s.file(r).Path, Off: r.off, Len: r.need, Got: r.done + int64(n), Err: plainError(err)}
+	if r.first != nil {
+		e.Before = fmt.Sprintf("the same of another drive gave %q", r.first)
 	}
-	r.err = s.readError(r, n, err)
-}
-
-// readError is the end of r after its second try.
-func (s *experts) readError(r *read, n int, err error) error {
-	var pe *fs.PathError // which would name the file once more
-	if errors.As(err, &pe) {
-		err = pe.Err
-	}
-	if err == nil || err == io.EOF {
-		err = io.ErrUnexpectedEOF
-	}
-	return &ReadError{File: s.files[r.file].Path, Off: r.off, Len: r.need, Got: r.done + int64(n), Err: err}
+	return e
 }
 
 // errReplaced says that a path has another file than the one that was opened.

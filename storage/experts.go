@@ -3,8 +3,6 @@ package storage
 import (
 	"fmt"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 // A part is a tensor that holds one matrix of every expert of a layer, in equal
@@ -27,17 +25,25 @@ type layer struct {
 // A read is one contiguous piece of a file on its way into memory.
 type read struct {
 	file  int
+	drive int    // which copy of the file
 	off   int64  // where in the file; a multiple of the alignment
 	size  int64  // how much is asked for; a multiple of it too
 	need  int64  // of that, what must be there: behind it the file may end
 	at    int64  // where in the slot
 	buf   []byte // the memory, of size bytes
-	fetch *Fetch
-	next  *read // in a readList
+	fetch *Fetch // that it is for; nil: for Load
+	next  *read  // in a readList
+
+	background bool // behind all that are not
+	buffered   bool // through the page cache, of any alignment
+	view       bool // buf is a mapping: make its pages resident
 
 	done    int64 // bytes that arrived, up to an aligned position
 	asked   int64 // bytes asked of the device so far
 	retries int64
+	n       int   // out of the last try: bytes that arrived
+	fault   error // out of the last try: or why none did
+	first   error // what the first try said, if it asked another drive
 	err     error // why it failed, for good
 }
 
@@ -78,43 +84,9 @@ func (l *layer) layout(st *fetchState, e int32, align int64) (size int64) {
 	return size
 }
 
-// experts is what the sources share: the plans, the files, the counters.
-type experts struct {
-	mode   Mode
-	align  int64 // of offsets and sizes in files; 1 in mmap mode
-	layers map[int32]*layer
-	files  []openFile // by index into Model.Files
-	dev    device
-	busy   int // fetches in flight
-	closed bool
-	stats  SourceStats
-}
-
-// An openFile is a file as a source reads it. Only files with experts are open.
-type openFile struct {
-	*File
-	fd  int    // what first tries read: direct, or the buffered one of File
-	own bool   // fd is ours to close
-	mem []byte // the mapping, in mmap mode
-}
-
-func (s *experts) Mode() Mode         { return s.mode }
-func (s *experts) Stats() SourceStats { return s.stats }
-
-func (s *experts) SlotBytes(layer int) int64   { return s.layer(int32(layer)).slot }
-func (s *experts) ExpertBytes(layer int) int64 { return s.layer(int32(layer)).payload }
-
-func (s *experts) layer(i int32) *layer {
-	l := s.layers[i]
-	if l == nil {
-		panic(fmt.Sprintf("storage: layer %d is not a layer of this source", i))
-	}
-	return l
-}
-
-// start plans f's reads and lays them over its memory. A wrong key, a slot that
+// begin plans f's reads and lays them over its memory. A wrong key, a slot that
 // is too small or unaligned, or a fetch in flight are bugs of the caller.
-func (s *experts) start(f *Fetch) {
+func (s *Reader) begin(f *Fetch) {
 	l, st := s.layer(f.Key.Layer), &f.src
 	switch {
 	case s.closed:
@@ -133,15 +105,15 @@ func (s *experts) start(f *Fetch) {
 	for p, x := range l.parts {
 		mem, at := f.Slot, st.view[p]
 		if s.mode == MMap {
-			mem, at = s.files[x.file].mem, x.off+int64(f.Key.Expert)*x.share
+			mem, at = s.drives[0].files[x.file].mem, x.off+int64(f.Key.Expert)*x.share
 		}
 		f.Parts[p] = mem[at : at+x.share : at+x.share]
 	}
 	for i := range st.reads[:st.n] {
 		r := &st.reads[i]
-		r.fetch = f
+		r.fetch, r.background = f, f.Background
 		if s.mode == MMap {
-			r.buf = s.files[r.file].mem[r.off : r.off+r.size]
+			r.view, r.buf = true, s.drives[0].files[r.file].mem[r.off:r.off+r.size]
 		} else {
 			r.buf = f.Slot[r.at : r.at+r.size]
 		}
@@ -151,7 +123,7 @@ func (s *experts) start(f *Fetch) {
 }
 
 // deliver gives a finished fetch back to the caller and counts it.
-func (s *experts) deliver(f *Fetch) *Fetch {
+func (s *Reader) deliver(f *Fetch) *Fetch {
 	st := &f.src
 	for i := range st.reads[:st.n] {
 		r := &st.reads[i]
@@ -171,33 +143,6 @@ func (s *experts) deliver(f *Fetch) *Fetch {
 	st.busy = false
 	s.busy--
 	return f
-}
-
-func (s *experts) mustBeBusy() {
-	if s.busy == 0 {
-		panic("storage: Reap with nothing in flight")
-	}
-}
-
-// close gives back what the source opened.
-func (s *experts) close() error {
-	s.closed = true
-	var first error
-	for i := range s.files {
-		o := &s.files[i]
-		var err error
-		if o.own {
-			err = unix.Close(o.fd)
-		}
-		if o.mem != nil {
-			err = unix.Munmap(o.mem)
-		}
-		if err != nil && first == nil {
-			first = fmt.Errorf("storage: close %s: %w", o.Path, err)
-		}
-		o.own, o.mem = false, nil
-	}
-	return first
 }
 
 // A readList is a queue of reads, linked through them.
@@ -222,16 +167,32 @@ func (l *readList) pop() *read {
 	return r
 }
 
+// take unlinks the oldest read that is f's, or gives nil.
+func (l *readList) take(f *Fetch) *read {
+	var before *read
+	for r := l.head; r != nil; before, r = r, r.next {
+		if r.fetch != f {
+			continue
+		}
+		if before == nil {
+			l.head = r.next
+		} else {
+			before.next = r.next
+		}
+		if l.tail == r {
+			l.tail = before
+		}
+		r.next = nil
+		return r
+	}
+	return nil
+}
+
 // A fetchList is a queue of finished fetches, linked through them.
 type fetchList struct{ head, tail *Fetch }
 
-// finish notes that a read of a fetch is over and queues the fetch if it was the last.
-func (l *fetchList) finish(r *read) bool {
-	f := r.fetch
-	f.src.left--
-	if f.src.left > 0 {
-		return false
-	}
+// push queues a fetch.
+func (l *fetchList) push(f *Fetch) {
 	f.src.next = nil
 	if l.head == nil {
 		l.head = f
@@ -239,7 +200,6 @@ func (l *fetchList) finish(r *read) bool {
 		l.tail.src.next = f
 	}
 	l.tail = f
-	return true
 }
 
 // pop takes the oldest fetch, or nil.

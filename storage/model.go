@@ -22,6 +22,8 @@ type Model struct {
 	Meta    Meta
 	Tensors []Tensor // in file order
 	byName  map[string]int
+
+	copies [][]File // the same files on other drives: see OpenCopies
 }
 
 // Open opens the model at path: a GGUF file of version 2 or 3, or any shard of
@@ -43,10 +45,12 @@ func Open(path string) (*Model, error) {
 // Close closes the model's files. Nothing may be reading from them.
 func (m *Model) Close() error {
 	var errs []error
-	for i := range m.Files {
-		if f := m.Files[i].f; f != nil {
-			errs = append(errs, f.Close())
-			m.Files[i].f = nil
+	for _, files := range append([][]File{m.Files}, m.copies...) {
+		for i := range files {
+			if f := files[i].f; f != nil {
+				errs = append(errs, f.Close())
+				files[i].f = nil
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -1,40 +1,70 @@
 package storage
 
 import (
+	"runtime"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// A poolSource reads with a pool of goroutines: pread mode, and mmap mode, which
-// makes pages resident instead.
-type poolSource struct {
-	experts
-	wg sync.WaitGroup
+// A pool is the transport of preads, by goroutines; and of mmap mode, where a
+// try makes pages resident instead. It has as many goroutines as there were
+// ever tries at once.
+type pool struct {
+	s     *Reader
+	fresh readList // started, not yet submitted; the caller's alone
+	wg    sync.WaitGroup
 
-	mu    sync.Mutex // guards the rest, and the finished state of fetches in flight
+	mu    sync.Mutex // guards the rest
 	todo  readList
-	ready fetchList
+	idle  int // goroutines that wait for work, less the tries that wait for them
+	ended readList
 	stop  bool
 	work  sync.Cond // todo or stop
-	news  sync.Cond // ready
+	news  sync.Cond // ended
 }
 
-func newPool(s experts, readers int) *poolSource {
-	p := &poolSource{experts: s}
+func newPool(s *Reader) *pool {
+	p := &pool{s: s}
 	p.work.L, p.news.L = &p.mu, &p.mu
-	do := p.pread
-	if s.mode == MMap {
-		do = p.populate
-	}
-	for range readers {
-		p.wg.Go(func() { p.reader(do) })
-	}
 	return p
 }
 
-// reader does reads until the pool is stopped.
-func (p *poolSource) reader(do func(*read)) {
+func (p *pool) start(r *read) { p.fresh.push(r) }
+
+func (p *pool) submit() {
+	if p.fresh.head == nil {
+		return
+	}
+	p.mu.Lock()
+	for r := p.fresh.pop(); r != nil; r = p.fresh.pop() {
+		p.todo.push(r)
+		if p.idle--; p.idle < 0 {
+			p.idle = 0
+			p.wg.Go(p.reader)
+		}
+	}
+	p.mu.Unlock()
+	p.work.Broadcast()
+}
+
+func (p *pool) next(wait bool) *read {
+	if wait {
+		p.submit()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.ended.pop()
+	for r == nil && wait {
+		p.news.Wait()
+		r = p.ended.pop()
+	}
+	return r
+}
+
+// reader does tries until the pool is stopped.
+func (p *pool) reader() {
+	var prio priority
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
@@ -47,68 +77,53 @@ func (p *poolSource) reader(do func(*read)) {
 			continue
 		}
 		p.mu.Unlock()
-		do(r)
+		prio.set(r.background)
+		if r.view {
+			r.n, r.fault = p.s.populate(r)
+		} else {
+			r.n, r.fault = unix.Pread(p.s.fd(r), r.rest(), r.off+r.done)
+			r.n = max(r.n, 0)
+		}
 		p.mu.Lock()
-		if p.ready.finish(r) {
-			p.news.Signal()
-		}
+		p.idle++
+		p.ended.push(r)
+		p.news.Signal()
 	}
 }
 
-// pread does one read with pread(2).
-func (p *poolSource) pread(r *read) {
-	for {
-		b := r.rest()
-		r.asked += int64(len(b))
-		n, err := unix.Pread(p.files[r.file].fd, b, r.off+r.done)
-		n, err = p.seen(r, b, max(n, 0), err)
-		switch r.advance(n, err, p.align) {
-		case whole:
-			return
-		case broken:
-			p.again(r)
-			return
-		}
-	}
-}
+// register has nothing to prepare.
+func (p *pool) register([][]byte) error { return nil }
 
-func (p *poolSource) Submit(fetches []*Fetch) {
-	for _, f := range fetches {
-		p.start(f)
-	}
-	p.mu.Lock()
-	for _, f := range fetches {
-		for i := range f.src.n {
-			p.todo.push(&f.src.reads[i])
-		}
-	}
-	p.mu.Unlock()
-	p.work.Broadcast()
-}
-
-func (p *poolSource) Reap() *Fetch {
-	p.mustBeBusy()
-	p.mu.Lock()
-	f := p.ready.pop()
-	for f == nil {
-		p.news.Wait()
-		f = p.ready.pop()
-	}
-	p.mu.Unlock()
-	return p.deliver(f)
-}
-
-func (p *poolSource) Close() error {
-	if p.closed {
-		return nil
-	}
-	for p.busy > 0 {
-		p.Reap()
-	}
+func (p *pool) close() {
 	p.mu.Lock()
 	p.stop = true
 	p.mu.Unlock()
 	p.work.Broadcast()
 	p.wg.Wait()
-	return p.close()
+}
+
+// ioprioIdle is the lowest I/O priority: the idle class, as ioprio_set(2) and an
+// sqe's ioprio write it. An I/O scheduler may heed it; most NVMe drives have none.
+const ioprioIdle = 3 << 13
+
+// A priority is the I/O priority of a goroutine that reads. It is a thread's, so
+// from its first background read on the goroutine keeps its thread, which ends
+// with it.
+type priority struct{ locked, low bool }
+
+func (p *priority) set(low bool) {
+	if low == p.low {
+		return
+	}
+	if !p.locked {
+		runtime.LockOSThread()
+		p.locked = true
+	}
+	value := uintptr(0) // that of the process
+	if low {
+		value = ioprioIdle
+	}
+	const whoProcess, thisThread = 1, 0
+	unix.Syscall(unix.SYS_IOPRIO_SET, whoProcess, thisThread, value) // a wish: without it reads have the common priority
+	p.low = low
 }

@@ -5,6 +5,6 @@ package storage
 import "errors"
 
 // newRing has no io_uring to offer in this build.
-func newRing(experts, int) (Source, error) {
+func newRing(*Reader) (transport, error) {
 	return nil, errors.New("not in this build, which lacks -tags giouring -ldflags=-checklinkname=0")
 }

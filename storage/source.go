@@ -14,73 +14,117 @@ import (
 // SourceOptions choose how experts are read. The zero value is slab mode.
 type SourceOptions struct {
 	Mode Mode
-	// Depth is how many reads are at work at once: requests in the ring in slab
-	// mode (default 256), readers in the others (default 4). More wait in line.
+	// Depth is how many reads are at a drive at once, 1 to 4096; more wait in
+	// line. 0: what Load finds out, and a default until then.
 	Depth int
 
 	dev device // faults, in tests
 }
 
 const (
-	// A layer of one token is some 8 experts of 3 parts: 256 hold ten of them.
-	defaultRing = 256
-	// 1 to 4 large reads at once are enough for a drive's full rate; each is
-	// split by the block layer.
-	defaultReaders = 4
-	maxDepth       = 4096
+	// Large direct reads, each split by the block layer: 16 keep every drive
+	// busy that was measured, and are not so many that one must wait long.
+	defaultDepth = 16
+	// Read-ahead of the page cache has a depth of its own.
+	defaultMaps = 4
+	maxDepth    = 4096
 )
 
-// Source makes a source that reads the experts of the layers. The model must
-// stay open until the source is closed.
+// Source makes a reader of the model with the experts of the layers. The model
+// must stay open until the reader is closed.
 //
-// The strings are notices in words where another mode than the wished one, or
-// reads through the page cache, had to do; Mode tells the mode that runs.
-// Errors are bad data (*FormatError), a bad Depth, or files that changed since
-// the model was opened.
-func (m *Model) Source(layers []ExpertLayer, opt SourceOptions) (Source, []string, error) {
+// Where another mode than the wished one, or reads through the page cache, have
+// to do, Notices says so in words; Mode tells the mode that runs. Errors are bad
+// data (*FormatError), a bad Depth, or files that changed since the model was
+// opened.
+func (m *Model) Source(layers []ExpertLayer, opt SourceOptions) (*Reader, error) {
 	if opt.Depth < 0 || opt.Depth > maxDepth {
-		return nil, nil, fmt.Errorf("storage: depth %d: use 1 to %d, or 0 for the default", opt.Depth, maxDepth)
+		return nil, fmt.Errorf("storage: depth %d: use 1 to %d, or 0 for the default", opt.Depth, maxDepth)
 	}
 	if opt.Mode > MMap {
-		return nil, nil, fmt.Errorf("storage: there is no storage mode %d", opt.Mode)
+		return nil, fmt.Errorf("storage: there is no storage mode %d", opt.Mode)
 	}
-	s := experts{mode: opt.Mode, align: 1, dev: opt.dev}
+	s := &Reader{mode: opt.Mode, align: 1, dev: opt.dev, depth: cmp.Or(opt.Depth, defaultDepth), fixed: opt.Depth > 0}
 	if err := s.plan(m, layers); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	readers := cmp.Or(opt.Depth, defaultReaders)
-	if opt.Mode == MMap {
-		if err := s.mapFiles(); err != nil {
-			s.close()
-			return nil, nil, err
-		}
-		return newPool(s, readers), nil, nil
-	}
-
-	notices, err := s.openFiles()
-	if err != nil {
+	if err := s.open(m); err != nil {
 		s.close()
-		return nil, nil, err
+		return nil, err
 	}
-	if opt.Mode == Slab && len(notices) == 0 {
-		src, err := newRing(s, cmp.Or(opt.Depth, defaultRing))
-		if err == nil {
-			return src, nil, nil
+	if s.dev.wrap != nil {
+		s.via = s.dev.wrap(s.via)
+	}
+	return s, nil
+}
+
+// open opens the files and chooses the transport.
+func (s *Reader) open(m *Model) error {
+	if s.mode == MMap {
+		if !s.fixed {
+			s.depth = defaultMaps
 		}
-		notices = append(notices, fmt.Sprintf("storage: io_uring is not to be had (%s); using pread", ringReason(err)))
+		s.addDrive(m.Files)
+		if len(m.copies) > 0 {
+			s.notice("mmap mode reads the first copy of the model alone; use the storage mode slab or pread to read from %d drives", 1+len(m.copies))
+		}
+		s.via = newPool(s)
+		return s.mapFiles()
 	}
-	s.mode = Pread
-	return newPool(s, readers), notices, nil
+	s.addDrive(m.Files)
+	for _, files := range m.copies {
+		s.addDrive(files)
+	}
+	if err := s.openFiles(); err != nil {
+		return err
+	}
+	s.noteSharedDrives()
+	if s.mode == Slab && s.direct {
+		ring, err := newRing(s)
+		if err == nil {
+			s.via = ring
+			return nil
+		}
+		s.notice("io_uring is not to be had (%s); using pread", ringReason(err))
+	}
+	s.mode, s.via = Pread, newPool(s)
+	return nil
+}
+
+// noteSharedDrives says so where copies seem to lie on one drive.
+func (s *Reader) noteSharedDrives() {
+	first := make(map[uint64]string)
+	for i := range s.drives {
+		o := &s.drives[i].files[0]
+		var st unix.Stat_t
+		if unix.Fstat(int(o.f.Fd()), &st) != nil {
+			continue
+		}
+		if other := first[st.Dev]; other != "" {
+			s.notice("%s and %s lie on one file system: unless that spans several drives, the second copy makes nothing faster", other, o.Path)
+			continue
+		}
+		first[st.Dev] = o.Path
+	}
+}
+
+// addDrive adds a copy whose files are read through the page cache, so far.
+func (s *Reader) addDrive(files []File) {
+	d := drive{files: make([]openFile, len(files)), stat: DriveStats{Path: files[0].Path}}
+	for i := range files {
+		d.files[i] = openFile{File: &files[i], fd: int(files[i].f.Fd())}
+	}
+	s.drives = append(s.drives, d)
 }
 
 // plan checks the layers against the model and fills s.layers, slots aside, and
-// s.files, unopened.
-func (s *experts) plan(m *Model, layers []ExpertLayer) error {
+// s.holds.
+func (s *Reader) plan(m *Model, layers []ExpertLayer) error {
 	if len(layers) == 0 {
 		return errors.New("storage: a source of no layers: the model has no experts to read")
 	}
 	s.layers = make(map[int32]*layer, len(layers))
-	s.files = make([]openFile, len(m.Files))
+	s.holds = make([]bool, len(m.Files))
 	for _, el := range layers {
 		bad := func(t Tensor, format string, args ...any) error {
 			e := &FormatError{Off: -1, Msg: fmt.Sprintf("layer %d: tensor %q: ", el.Layer, t.Name) + fmt.Sprintf(format, args...)}
@@ -115,7 +159,7 @@ func (s *experts) plan(m *Model, layers []ExpertLayer) error {
 			case t.Off < 0 || t.Off > f.Size || t.Bytes > f.Size-t.Off:
 				return bad(t, "its %d bytes do not lie inside the file, which has %d; fetch the file again", t.Bytes, f.Size)
 			}
-			s.files[t.File].File = f
+			s.holds[t.File] = true
 			l.parts = append(l.parts, part{file: t.File, off: t.Off, share: t.Bytes / n})
 			l.order = append(l.order, i)
 			l.payload += t.Bytes / n
@@ -131,26 +175,22 @@ func (s *experts) plan(m *Model, layers []ExpertLayer) error {
 
 // openFiles opens the files for direct reads, or keeps the buffered descriptors
 // where those are refused, and settles the alignment and the slots.
-func (s *experts) openFiles() (notices []string, err error) {
-	s.align = slotAlign
-	for i := range s.files {
-		o := &s.files[i]
-		if o.File == nil {
-			continue
-		}
-		fd, align, err := s.dev.openDirect(o.File)
-		if err == nil {
-			o.fd, o.own = fd, true
-			s.align = max(s.align, align)
-			continue
-		}
-		if err == errReplaced {
-			return nil, fmt.Errorf("storage: %s: %w", o.Path, err)
-		}
-		o.fd = int(o.f.Fd())
-		note := fmt.Sprintf("storage: O_DIRECT refused by the file system (%s: %s); using buffered pread", fileSystem(o.File), errName(err))
-		if !slices.Contains(notices, note) {
-			notices = append(notices, note)
+func (s *Reader) openFiles() error {
+	s.align, s.direct = slotAlign, true
+	for i := range s.drives {
+		for j := range s.drives[i].files {
+			o := &s.drives[i].files[j]
+			fd, align, err := s.dev.openDirect(o.File)
+			if err == nil {
+				o.fd, o.own = fd, true
+				s.align = max(s.align, align)
+				continue
+			}
+			if err == errReplaced {
+				return fmt.Errorf("storage: %s: %w", o.Path, err)
+			}
+			s.direct = false
+			s.notice("O_DIRECT refused by the file system (%s: %s); using buffered pread", fileSystem(o.File), errName(err))
 		}
 	}
 	var st fetchState
@@ -159,7 +199,7 @@ func (s *experts) openFiles() (notices []string, err error) {
 			l.slot = max(l.slot, l.layout(&st, e, s.align))
 		}
 	}
-	return notices, nil
+	return nil
 }
 
 // ringReason says why io_uring_setup failed.
@@ -178,4 +218,26 @@ func ringReason(err error) string {
 		return "too little lockable memory, see ulimit -l: " + name
 	}
 	return name
+}
+
+// registerWords says that memory could not be registered, and what to do.
+func registerWords(err error, arenas [][]byte) string {
+	var total int64
+	for _, a := range arenas {
+		total += int64(len(a))
+	}
+	const without = "reads go on without registered memory, at up to twice the CPU time a byte"
+	if !errors.Is(err, unix.ENOMEM) {
+		return fmt.Sprintf("%.4g GB of slots could not be registered with io_uring (%s); %s", float64(total)/1e9, errName(err), without)
+	}
+	limit := "unknown"
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l) == nil {
+		if limit = fmt.Sprintf("%d KiB", l.Cur>>10); l.Cur == unix.RLIM_INFINITY {
+			limit = "unlimited"
+		}
+	}
+	return fmt.Sprintf("%.4g GB of slots could not be locked for io_uring: the limit on locked memory, RLIMIT_MEMLOCK, is %s; %s. "+
+		"To raise it: ulimit -l unlimited, a memlock line in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, or --ulimit memlock=-1 for a container",
+		float64(total)/1e9, limit, without)
 }

@@ -138,15 +138,15 @@ func (m *expertModel) check(t *testing.T, f *Fetch) {
 }
 
 // source opens a source of all layers in the mode, or skips the test.
-func (m *expertModel) source(t testing.TB, opt SourceOptions) Source {
+func (m *expertModel) source(t testing.TB, opt SourceOptions) *Reader {
 	t.Helper()
-	src, notices, err := m.Source(m.layers, opt)
+	src, err := m.Source(m.layers, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { src.Close() })
 	if src.Mode() != opt.Mode {
-		t.Skipf("needs the storage mode %v: %s", opt.Mode, strings.Join(notices, "; "))
+		t.Skipf("needs the storage mode %v: %s", opt.Mode, strings.Join(src.Notices(), "; "))
 	}
 	return src
 }
@@ -383,9 +383,11 @@ func TestSourceFaults(t *testing.T) {
 		{"EIO twice", []fault{{err: unix.EIO}, {err: unix.EIO}}, 1, unix.EIO, 0},
 		{"two blocks, EIO twice", []fault{{n: 8192 + 5}, {err: unix.EIO}, {err: unix.EIO}}, 1, unix.EIO, 8192},
 		{"nothing twice", []fault{{n: 0}, {n: 0}}, 1, eof, 0},
-		{"nothing, then too little", []fault{{n: 0}, {n: 100}}, 1, eof, 100},
-		{"EIO, then all but a byte", []fault{{err: unix.EIO}, {n: int(need) - 1}}, 1, eof, need - 1},
-		{"a block, EIO, a bit", []fault{{n: 4096}, {err: unix.EIO}, {n: 7}}, 1, eof, 4096 + 7},
+		{"nothing, then bit by bit", []fault{{n: 0}, {n: 100}, {n: 1}, {n: 5000}}, 1, nil, 0},
+		{"nothing, then too little", []fault{{n: 0}, {n: 100}, {n: 0}}, 1, eof, 100},
+		{"EIO, then all but a byte", []fault{{err: unix.EIO}, {n: int(need) - 1}, {n: 0}}, 1, eof, need - 1},
+		{"a block, EIO, a bit", []fault{{n: 4096}, {err: unix.EIO}, {n: 7}, {n: 0}}, 1, eof, 4096 + 7},
+		{"EIO, a bit, EIO", []fault{{err: unix.EIO}, {n: 7}, {err: unix.EIO}}, 1, unix.EIO, 7},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, mode := range []Mode{Slab, Pread} {
@@ -570,7 +572,7 @@ func TestSourceClose(t *testing.T) {
 		m := newExpertModel(t, 8)
 		m.source(t, SourceOptions{Mode: mode})
 		before := runtime.NumGoroutine()
-		src, _, err := m.Source(m.layers, SourceOptions{Mode: mode, Depth: 7})
+		src, err := m.Source(m.layers, SourceOptions{Mode: mode, Depth: 7})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -666,11 +668,12 @@ func TestSourceFallback(t *testing.T) {
 	m := newExpertModel(t, 10)
 	run := func(t *testing.T, opt SourceOptions, want ...string) {
 		t.Helper()
-		src, notices, err := m.Source(m.layers, opt)
+		src, err := m.Source(m.layers, opt)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer src.Close()
+		notices := src.Notices()
 		if src.Mode() != Pread {
 			t.Errorf("mode %v", src.Mode())
 		}
@@ -697,7 +700,7 @@ func TestSourceFallback(t *testing.T) {
 	run(t, SourceOptions{Mode: Pread, dev: direct}, refused)
 	run(t, SourceOptions{Mode: Slab, dev: direct}, refused)
 
-	if src, _, err := m.Source(m.layers, SourceOptions{Mode: Slab}); err != nil || src.Mode() != Slab {
+	if src, err := m.Source(m.layers, SourceOptions{Mode: Slab}); err != nil || src.Mode() != Slab {
 		t.Skip("needs io_uring and a file system with O_DIRECT")
 	} else {
 		src.Close()
@@ -718,7 +721,7 @@ func TestSourceReplaced(t *testing.T) {
 	if err := os.Rename(path+".new", path); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err := m.Source(m.layers, SourceOptions{Mode: Pread})
+	_, err := m.Source(m.layers, SourceOptions{Mode: Pread})
 	if !errors.Is(err, errReplaced) || !strings.Contains(err.Error(), path) {
 		t.Errorf("error %v", err)
 	}
@@ -753,7 +756,7 @@ func TestSourceErrors(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m, opt := newExpertModel(t, 12), SourceOptions{Mode: Pread}
 			c.do(m, &opt)
-			src, _, err := m.Source(m.layers, opt)
+			src, err := m.Source(m.layers, opt)
 			if err == nil {
 				src.Close()
 				t.Fatal("no error")

@@ -57,11 +57,14 @@ const MaxParts = 4
 
 // A Fetch is one expert on its way from a drive into a slot.
 type Fetch struct {
-	Key   Key
-	Slot  []byte           // memory to read into, of SlotBytes(layer); nil in mmap mode
-	Parts [MaxParts][]byte // out: the matrices in the order of the roles, views into Slot or the map
-	Err   error            // out: why the bytes mean nothing
-	src   fetchState       // the source's own
+	Key  Key
+	Slot []byte // memory to read into, of SlotBytes(layer); nil in mmap mode
+	// Background reads wait for all others, take at most half of a drive's queue
+	// and have the lowest I/O priority: for what may never be asked for.
+	Background bool
+	Parts      [MaxParts][]byte // out: the matrices in the order of the roles, views into Slot or the map
+	Err        error            // out: why the bytes mean nothing
+	src        fetchState       // the source's own
 }
 
 // A Source reads experts. One goroutine calls it. Whatever the mode, the bytes
@@ -76,6 +79,12 @@ type Source interface {
 	// Submit starts all reads of the fetches in one submission and returns.
 	// The fetches belong to the source until Reap gives them back.
 	Submit(fetches []*Fetch)
+	// Register names the memory that slots lie in, so that it is prepared for
+	// reads once instead of at each; it takes the place of what was registered
+	// before, and nil lets go. It is an optimization: where it fails, reads go on
+	// without. While memory is registered its pages stay, whatever madvise says:
+	// register what is to stay before the rest is given back. Nothing may be in flight.
+	Register(arenas [][]byte)
 	// Reap waits for the next finished fetch, in any order, and returns it, its
 	// Err set if it failed (after one retry). It panics if nothing is in flight.
 	Reap() *Fetch

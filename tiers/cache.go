@@ -139,6 +139,7 @@ func (c *Cache) open() error {
 		widest = max(widest, l.Experts)
 	}
 	slots := 0
+	var arenas [][]byte
 	for _, cl := range c.classes {
 		cl.size = sizeClass(cl.slotBytes, byClass[cl], c.opt.TopK, c.opt.Cap)
 		if led := c.opt.Ledger; led != nil {
@@ -155,7 +156,11 @@ func (c *Cache) open() error {
 			return err
 		}
 		slots += len(cl.slots)
+		if cl.arena != nil {
+			arenas = append(arenas, cl.arena)
+		}
 	}
+	c.src.Register(arenas)
 	c.step = Step{
 		c:     c,
 		items: make([]item, 0, widest),
@@ -186,6 +191,7 @@ func (c *Cache) classOf(slotBytes, payload int64) *class {
 // free gives back what open took.
 func (c *Cache) free() error {
 	var errs []error
+	c.src.Register(nil) // or the pages would stay
 	for _, cl := range c.classes {
 		errs = append(errs, offheap.Free(cl.arena))
 		cl.arena = nil

@@ -24,8 +24,10 @@ import (
 // Options choose how a model is run. Zero values are the defaults.
 type Options struct {
 	Path    string
-	Cap     int // experts per layer that stay in RAM; 0: as many as fit
+	Copies  []string // further paths of the same model, on other drives
+	Cap     int      // experts per layer that stay in RAM; 0: as many as fit
 	Storage storage.Mode
+	Depth   int // reads at a drive at once; 0: found while loading
 	Threads int // 0: every core that this process may use
 	Chunk   int // most positions of one forward pass; 0: 512
 	Ctx     int // positions of the context; 0: what the model was trained for, at most 4096
@@ -45,7 +47,7 @@ type Plan struct {
 	File     *storage.Model
 	Tokens   *tokenizer.Tokenizer
 	Spec     *moe.Spec
-	Source   storage.Source
+	Source   *storage.Reader
 	Config   moe.Config
 	Threads  int
 	Cap      tiers.CapPlan
@@ -68,7 +70,7 @@ func Prepare(o Options) (*Plan, error) {
 }
 
 func (p *Plan) prepare(o Options) (err error) {
-	if p.File, err = storage.Open(o.Path); err != nil {
+	if p.File, err = storage.OpenCopies(append([]string{o.Path}, o.Copies...)...); err != nil {
 		return err
 	}
 	if p.Spec, err = moe.Describe(p.File); err != nil {
@@ -88,17 +90,19 @@ func (p *Plan) prepare(o Options) (err error) {
 	p.Threads = cmp.Or(o.Threads, runtime.GOMAXPROCS(0))
 	p.set("threads", p.Threads, o.Threads != 0)
 
-	var notices []string
-	p.Source, notices, err = p.File.Source(p.Spec.Roles, storage.SourceOptions{Mode: o.Storage})
-	if err != nil {
+	if p.Source, err = p.File.Source(p.Spec.Roles, storage.SourceOptions{Mode: o.Storage, Depth: o.Depth}); err != nil {
 		return err
 	}
-	p.Notices = append(p.Notices, notices...)
+	p.Notices = append(p.Notices, p.Source.Notices()...)
 	storageSetting := Setting{Name: "storage", Value: p.Source.Mode().String(), Origin: origin(o.Storage != storage.Slab)}
 	if p.Source.Mode() != o.Storage {
 		storageSetting.Requested = o.Storage.String()
 	}
 	p.Settings.Set(storageSetting)
+	p.set("io-depth", p.Source.Depth(), o.Depth != 0)
+	if len(o.Copies) > 0 {
+		p.set("copies", o.Copies, true)
+	}
 	return p.memory(o)
 }
 
@@ -119,9 +123,7 @@ func (p *Plan) context(o Options) {
 
 // memory plans the resident set and the cap.
 func (p *Plan) memory(o Options) error {
-	for _, t := range p.Spec.Dense {
-		p.dense += arenaBytes(t)
-	}
+	p.dense = p.Source.ResidentBytes(p.Spec.Dense)
 	room, err := tiers.Memory{}.Available()
 	if err != nil {
 		return err
@@ -199,6 +201,7 @@ type Engine struct {
 	Cache     *tiers.Cache
 	Announced int64 // bytes: the resident set when all was loaded
 	LoadNanos int64
+	Drive     storage.LoadReport // what was learned of the drives while loading
 
 	backend *cpu.Backend
 	arena   []byte
@@ -220,18 +223,17 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	if e.arena, err = offheap.Alloc(e.dense); err != nil {
 		return err
 	}
-	resident := make(map[string][]byte, len(e.Spec.Dense))
-	free := e.arena
-	for _, t := range e.Spec.Dense {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		data := free[:t.Bytes:t.Bytes]
-		free = free[arenaBytes(t):]
-		if err := e.File.ReadTensor(data, t); err != nil {
-			return err
-		}
-		resident[t.Name] = data
+	data, report, err := e.Source.Load(ctx, e.arena, e.Spec.Dense)
+	if err != nil {
+		return err
+	}
+	e.Drive = report
+	if report.Found {
+		e.Settings.Set(Setting{Name: "io-depth", Value: report.Depth, Origin: FromAuto})
+	}
+	resident := make(map[string][]byte, len(data))
+	for i, t := range e.Spec.Dense {
+		resident[t.Name] = data[i]
 	}
 	if e.backend, err = cpu.New(e.Threads); err != nil {
 		return err
@@ -250,10 +252,6 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	e.Announced = usage.RSS
 	return err
 }
-
-// arenaBytes is the room of a tensor in the arena: its bytes up to the next
-// cache line.
-func arenaBytes(t storage.Tensor) int64 { return (t.Bytes + 63) &^ 63 }
 
 // Close ends the goroutines, frees the memory and closes the files. A second
 // Close does nothing.

@@ -26,6 +26,17 @@ func newFlags(s streams, name, about string) (*pflag.FlagSet, *bool) {
 	return f, f.Bool("json", false, "print one JSON object")
 }
 
+// parse reads the arguments of a command that runs a model.
+func (m *modelFlags) parse(args []string) error {
+	if err := parse(m.set, args); err != nil {
+		return err
+	}
+	if len(*m.models) > 0 {
+		*m.model = (*m.models)[0]
+	}
+	return nil
+}
+
 // parse reads the arguments; a mistake in them is a usage error.
 func parse(f *pflag.FlagSet, args []string) error {
 	err := f.Parse(args)
@@ -45,8 +56,9 @@ func parse(f *pflag.FlagSet, args []string) error {
 type modelFlags struct {
 	set         *pflag.FlagSet
 	json        *bool
-	model       *string
-	cap         *int
+	model       *string   // the first of models, or the argument MODEL
+	models      *[]string // --model, once for each copy
+	cap, depth  *int
 	storage, kv *string
 	threads     *int
 	chunk, ctx  *int
@@ -60,7 +72,9 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 	return &modelFlags{
 		set:         f,
 		json:        json,
-		model:       modelFlag(f),
+		model:       new(string),
+		models:      f.StringArray("model", nil, "the model file, in place of the argument MODEL; once more for each copy on another drive, and reads are shared among them"),
+		depth:       f.Int("io-depth", 0, "reads at a drive at once (default: found while loading)"),
 		cap:         f.Int("cap", 0, "experts per layer that stay in RAM (default: as many as fit)"),
 		storage:     f.String("storage", "slab", "how experts are read: slab (direct I/O by io_uring), pread or mmap"),
 		threads:     f.Int("threads", 0, "threads that compute (default: all cores)"),
@@ -99,7 +113,7 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 	for _, n := range []struct {
 		name string
 		v    int
-	}{{"threads", *m.threads}, {"chunk", *m.chunk}, {"ctx", *m.ctx}} {
+	}{{"threads", *m.threads}, {"chunk", *m.chunk}, {"ctx", *m.ctx}, {"io-depth", *m.depth}} {
 		if n.v < 1 && m.set.Changed(n.name) {
 			return o, usagef("--%s %d: it must be at least 1", n.name, n.v)
 		}
@@ -108,12 +122,18 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 	if *m.threads > 1024 || *m.chunk > most || *m.ctx > 1<<27 {
 		return o, usagef("--threads goes up to 1024, --chunk to %d, --ctx to %d", most, 1<<27)
 	}
-	o = engine.Options{Cap: *m.cap, Threads: *m.threads, Chunk: *m.chunk, Ctx: *m.ctx}
+	if *m.depth > 4096 {
+		return o, usagef("--io-depth %d: it goes up to 4096", *m.depth)
+	}
+	o = engine.Options{Cap: *m.cap, Depth: *m.depth, Threads: *m.threads, Chunk: *m.chunk, Ctx: *m.ctx}
 	if o.Storage, err = storage.ParseMode(*m.storage); err != nil {
 		return o, usagef("--storage: %v", err)
 	}
 	if o.KV, err = backends.ParseKV(*m.kv); err != nil {
 		return o, usagef("--kv: %v", err)
+	}
+	if len(*m.models) > 1 {
+		o.Copies = (*m.models)[1:]
 	}
 	o.Path, err = modelPath(*m.model)
 	return o, err

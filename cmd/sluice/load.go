@@ -14,7 +14,19 @@ func (m *modelFlags) load(ctx context.Context, s streams, p *engine.Plan) (*engi
 		s.notice("%s", n)
 	}
 	progress(s, "loading %s of resident weights", size(p.Ledger.Of(tiers.Dense)))
-	return p.Load(ctx)
+	e, err := p.Load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	drives(s, e)
+	return e, nil
+}
+
+// drives prints what the drives gave occasion to say since it was last called.
+func drives(s streams, e *engine.Engine) {
+	for _, n := range e.Source.Notices() {
+		s.notice("%s", n)
+	}
 }
 
 // progress tells a person at a terminal what is under way; logs stay clean.

@@ -15,7 +15,7 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 	m := newModelFlags(s, "logits", "write logits [T, vocab] and hidden_last [T, dim] (before the final norm) of T given tokens")
 	idsFile := m.set.String("ids", "", "a file with a JSON array of token ids")
 	out := m.set.StringP("output", "o", "", "the safetensors file to write")
-	if err := parse(m.set, args); err != nil {
+	if err := m.parse(args); err != nil {
 		return err
 	}
 	if *m.explain {
@@ -54,6 +54,7 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 		return err
 	}
 	defer e.Close()
+	defer drives(s, e)
 	if err := writeLogits(ctx, e, ids, w); err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ const perplexityChunk = 512
 
 func perplexityCommand(ctx context.Context, s streams, args []string) error {
 	m := newModelFlags(s, "perplexity", "measure how well a model predicts a text, in chunks of --ctx tokens (default 512), the second half of each scored")
-	if err := parse(m.set, args); err != nil {
+	if err := m.parse(args); err != nil {
 		return err
 	}
 	if *m.explain {
@@ -65,6 +65,7 @@ func perplexityCommand(ctx context.Context, s streams, args []string) error {
 		return err
 	}
 	defer e.Close()
+	defer drives(s, e)
 	ids := e.Tokens.Encode(string(text), false)
 	bos, add := e.Tokens.BOS()
 	if add {
@@ -89,7 +90,7 @@ func perplexityCommand(ctx context.Context, s streams, args []string) error {
 		return printJSON(s.out, map[string]any{
 			"settings": e.Settings.Map(), "counters": count, "load_ns": e.LoadNanos,
 			"perplexity": r.Value, "perplexity_error": r.Error, "chunks": r.Chunks, "scored_tokens": r.Tokens,
-			"resident_announced_bytes": e.Announced,
+			"resident_announced_bytes": e.Announced, "drive_bytes_per_s": e.Drive.Rate, "drives": driveObjects(e),
 		})
 	}
 	_, err = fmt.Fprintf(s.out, "perplexity %.4f +/- %.4f (%d chunks of %d tokens, %d scored)\n", r.Value, r.Error, r.Chunks, e.Config.Ctx, r.Tokens)

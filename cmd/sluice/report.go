@@ -51,6 +51,15 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 	}, nil
 }
 
+// driveObjects tells of each drive, for JSON.
+func driveObjects(e *engine.Engine) []map[string]any {
+	var all []map[string]any
+	for _, d := range e.Source.Drives() {
+		all = append(all, map[string]any{"path": d.Path, "read_bytes": d.ReadBytes, "bytes_per_s": d.Rate, "errors": d.Errors, "dropped": d.Dropped})
+	}
+	return all
+}
+
 // stages puts the times of a phase under their names, stage_ns.
 func stages(object map[string]any, t moe.Times) {
 	for s := range moe.NumStages {

@@ -91,7 +91,7 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	n := m.set.IntP("tokens", "n", 128, "most tokens to generate; -1: until the context is full")
 	asChat := m.set.Bool("chat", false, "put the text as a user's message into the model's chat template")
 	sampling := newSamplingFlags(m)
-	if err := parse(m.set, args); err != nil {
+	if err := m.parse(args); err != nil {
 		return err
 	}
 	if *m.explain {
@@ -142,6 +142,7 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 		return err
 	}
 	defer e.Close()
+	defer drives(s, e)
 	return generate(ctx, s, e, m, moe.NewSampler(sample, e.Spec.Vocab), ids, *n)
 }
 
@@ -275,6 +276,8 @@ func generatedJSON(w io.Writer, e *engine.Engine, prompt []int32, r moe.Result, 
 		"prefill_tok_per_s":        r.Prefill.Rate(),
 		"logits_crc32c":            fmt.Sprintf("%08x", r.Witness),
 		"resident_announced_bytes": e.Announced,
+		"drive_bytes_per_s":        e.Drive.Rate,
+		"drives":                   driveObjects(e),
 	}
 	if r.StopID >= 0 {
 		object["stop_id"] = r.StopID
@@ -297,6 +300,14 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 	}
 	s.notice("prompt %s", experts(prefill, tiers.Stats{}, e))
 	s.notice("decode %s", experts(e.Cache.Stats(), prefill, e))
+	if e.Drive.Rate > 0 {
+		s.notice("drive: %s/s at depth %d, measured while loading", size(int64(e.Drive.Rate)), e.Drive.Depth)
+	}
+	if all := e.Source.Drives(); len(all) > 1 {
+		for _, d := range all {
+			s.notice("drive: %s gave %s of experts, %s/s of late, %d errors", d.Path, size(d.ReadBytes), size(int64(d.Rate)), d.Errors)
+		}
+	}
 	s.notice("memory: %s announced: dense %s, kv %s, scratch %s, staging %s, lru %s, the rest the program", size(e.Announced),
 		size(e.Ledger.Of(tiers.Dense)), size(e.Ledger.Of(tiers.KV)), size(e.Ledger.Of(tiers.Scratch)), size(e.Ledger.Of(tiers.Staging)), size(e.Ledger.Of(tiers.LRU)))
 }

@@ -1,0 +1,108 @@
+package storage
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+)
+
+// OpenCopies opens a model of which there are copies on several drives, at most
+// MaxDrives, each named by the path of one of its files. Reads are shared among
+// the copies (see Model.Source); what else is asked of the model is answered from
+// the first. The copies must have the same files, of the same sizes and with the
+// same headers, and not be the same files under another name; the error names
+// the first difference.
+func OpenCopies(paths ...string) (*Model, error) {
+	if len(paths) == 0 || len(paths) > MaxDrives {
+		return nil, fmt.Errorf("storage: %d copies of a model: 1 to %d can be read at once", len(paths), MaxDrives)
+	}
+	m, err := Open(paths[0])
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths[1:] {
+		c, err := Open(path)
+		if err == nil {
+			if err = m.addCopy(c); err == nil {
+				m.copies = append(m.copies, c.Files)
+				continue
+			}
+			c.Close()
+		}
+		m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// addCopy checks that c has the files of m.
+func (m *Model) addCopy(c *Model) error {
+	if len(c.Files) != len(m.Files) {
+		return fmt.Errorf("storage: %s has %d files and %s has %d: they are not copies of one model", c.Files[0].Path, len(c.Files), m.Files[0].Path, len(m.Files))
+	}
+	header := make([]int64, len(m.Files)) // of each file: the bytes before the first tensor
+	for i := range header {
+		header[i] = m.Files[i].Size
+	}
+	for _, t := range m.Tensors {
+		header[t.File] = min(header[t.File], t.Off)
+	}
+	for i := range m.Files {
+		a, b := &m.Files[i], &c.Files[i]
+		for _, known := range append([][]File{m.Files}, m.copies...) {
+			if same, err := sameFile(&known[i], b); err != nil || same {
+				if err == nil {
+					err = fmt.Errorf("storage: %s and %s are the same file: a second --model is a copy on another drive", known[i].Path, b.Path)
+				}
+				return err
+			}
+		}
+		if a.Size != b.Size {
+			return fmt.Errorf("storage: %s has %d bytes and %s has %d: they are not copies of one model; copy it again", b.Path, b.Size, a.Path, a.Size)
+		}
+		at, err := difference(a.f, b.f, header[i])
+		if err != nil {
+			return fmt.Errorf("storage: compare %s with %s: %w", b.Path, a.Path, err)
+		}
+		if at >= 0 {
+			return fmt.Errorf("storage: %s and %s differ at byte %d, in their headers: they are not copies of one model; copy it again", b.Path, a.Path, at)
+		}
+	}
+	return nil
+}
+
+// sameFile says whether two open files are one.
+func sameFile(a, b *File) (bool, error) {
+	x, err := a.f.Stat()
+	if err != nil {
+		return false, fmt.Errorf("storage: %w", err)
+	}
+	y, err := b.f.Stat()
+	if err != nil {
+		return false, fmt.Errorf("storage: %w", err)
+	}
+	return os.SameFile(x, y), nil
+}
+
+// difference is the first of the first n bytes in which a and b differ, or -1.
+func difference(a, b io.ReaderAt, n int64) (int64, error) {
+	x, y := make([]byte, 1<<20), make([]byte, 1<<20)
+	for at := int64(0); at < n; at += int64(len(x)) {
+		k := min(int64(len(x)), n-at)
+		if _, err := readFull(a, x[:k], at); err != nil {
+			return 0, err
+		}
+		if _, err := readFull(b, y[:k], at); err != nil {
+			return 0, err
+		}
+		if !bytes.Equal(x[:k], y[:k]) {
+			for i := range k {
+				if x[i] != y[i] {
+					return at + i, nil
+				}
+			}
+		}
+	}
+	return -1, nil
+}

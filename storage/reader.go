@@ -1,0 +1,288 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Reader reads a model from its drives: resident tensors whole, with Load,
+// and experts one by one, as a Source. One goroutine calls it, but for Notices
+// and Drives, which any may call.
+//
+// It decides what is asked of which drive and when, continues what comes short
+// and tries again what fails; a transport does the tries.
+type Reader struct {
+	mode   Mode
+	align  int64 // of offsets and sizes in files; 1 in mmap mode
+	layers map[int32]*layer
+	holds  []bool  // by index into Model.Files: has experts
+	drives []drive // one for each copy of the model
+	direct bool    // reads go past the page cache
+	dev    device
+	via    transport
+	depth  int  // most tries at a drive at once
+	fixed  bool // the depth was asked for
+	busy   int  // fetches in flight
+	closed bool
+	stats  SourceStats
+	ready  fetchList // finished, for Reap
+	loaded readList  // finished, for Load
+
+	mu      sync.Mutex // guards notices, and stat and told of the drives
+	notices []string
+}
+
+// A transport carries tries of reads out. One goroutine calls it.
+type transport interface {
+	// start takes a try of r's rest, which begins at the next submit or wait.
+	// There is room for depth x drives of them.
+	start(r *read)
+	// submit begins what was started, in one go.
+	submit()
+	// next gives a try that has ended, in any order, its outcome in r.n and
+	// r.fault. If none has, it gives nil, or with wait submits and waits for one.
+	next(wait bool) *read
+	// register is Source.Register.
+	register(arenas [][]byte) error
+	// close gives back what the transport holds. Nothing is in flight.
+	close()
+}
+
+func (s *Reader) Mode() Mode         { return s.mode }
+func (s *Reader) Stats() SourceStats { return s.stats }
+
+func (s *Reader) SlotBytes(layer int) int64   { return s.layer(int32(layer)).slot }
+func (s *Reader) ExpertBytes(layer int) int64 { return s.layer(int32(layer)).payload }
+
+// Depth is how many reads are at work at a drive at once, at most: what
+// SourceOptions said, else what Load found, else a default.
+func (s *Reader) Depth() int { return s.depth }
+
+// Direct says whether reads go past the page cache.
+func (s *Reader) Direct() bool { return s.direct }
+
+// Notices are what there was to say since the last call, in words: what had to
+// do in place of what was wished, which drive fails.
+func (s *Reader) Notices() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.notices
+	s.notices = nil
+	return n
+}
+
+// notice keeps words for the caller, each once until they are fetched.
+func (s *Reader) notice(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if text := fmt.Sprintf("storage: "+format, args...); !slices.Contains(s.notices, text) {
+		s.notices = append(s.notices, text)
+	}
+}
+
+func (s *Reader) layer(i int32) *layer {
+	l := s.layers[i]
+	if l == nil {
+		panic(fmt.Sprintf("storage: layer %d is not a layer of this source", i))
+	}
+	return l
+}
+
+// Submit is Source.Submit. No more than Depth reads are at a drive at once; the
+// others follow as those end, in Reap.
+func (s *Reader) Submit(fetches []*Fetch) {
+	for _, f := range fetches {
+		s.begin(f)
+		for i := range f.src.n {
+			r := &f.src.reads[i]
+			s.put(r, s.choose(r.size))
+		}
+	}
+	s.dispatch()
+	s.via.submit()
+}
+
+// Hurry says that a fetch in flight, submitted in the background, is wanted
+// now: what of it is not yet at a drive waits among the others.
+func (s *Reader) Hurry(f *Fetch) {
+	if !f.src.busy || !f.Background {
+		return
+	}
+	f.Background = false // for reads that come short
+	for i := range s.drives {
+		d := &s.drives[i]
+		for r := d.later.take(f); r != nil; r = d.later.take(f) {
+			r.background = false
+			d.todo.push(r)
+		}
+	}
+	s.dispatch()
+	s.via.submit()
+}
+
+func (s *Reader) Reap() *Fetch {
+	if s.busy == 0 {
+		panic("storage: Reap with nothing in flight")
+	}
+	for {
+		s.poll()
+		if f := s.ready.pop(); f != nil {
+			s.via.submit()
+			return s.deliver(f)
+		}
+		s.ended(s.via.next(true))
+	}
+}
+
+// poll looks at all tries that have ended and starts others in their place.
+func (s *Reader) poll() {
+	for r := s.via.next(false); r != nil; r = s.via.next(false) {
+		s.ended(r)
+	}
+	s.dispatch()
+}
+
+// put queues r at a drive.
+func (s *Reader) put(r *read, drive int) {
+	d := &s.drives[drive]
+	r.drive = drive
+	r.background = r.fetch != nil && r.fetch.Background
+	d.queued += r.size
+	if r.background {
+		d.later.push(r)
+	} else {
+		d.todo.push(r)
+	}
+}
+
+// dispatch starts what waits and has room. Background reads start where nothing
+// else waits, and take half of the room, so that others need not wait long.
+func (s *Reader) dispatch() {
+	for i := range s.drives {
+		d := &s.drives[i]
+		for d.flying < s.depth {
+			r := d.todo.pop()
+			if r == nil && d.flyingLater < (s.depth+1)/2 {
+				r = d.later.pop()
+			}
+			if r == nil {
+				break
+			}
+			if d.flying == 0 {
+				d.mark = s.dev.clock()
+			}
+			d.flying++
+			if r.background {
+				d.flyingLater++
+			}
+			r.asked += int64(len(r.rest()))
+			s.via.start(r)
+		}
+	}
+}
+
+// ended says what follows from the outcome of a try.
+func (s *Reader) ended(r *read) {
+	d := &s.drives[r.drive]
+	d.flying--
+	if r.background {
+		d.flyingLater--
+	}
+	d.queued -= r.size
+	n, err := s.seen(r, r.rest(), r.n, r.fault)
+	s.measure(d, n, r.fetch != nil)
+	switch r.advance(n, err, s.align) {
+	case whole:
+		d.harm = max(0, d.harm-1)
+		s.finish(r)
+	case more:
+		s.put(r, r.drive)
+	case broken:
+		s.again(r, n, err)
+	}
+}
+
+// again makes the second and last try of a broken read: of another drive, if
+// there is one, else through the page cache, which wants no alignment.
+func (s *Reader) again(r *read, n int, err error) {
+	s.blame(r, err)
+	if r.retries > 0 {
+		r.err = s.readError(r, n, err)
+		s.finish(r)
+		return
+	}
+	r.retries++
+	if other := s.other(r.drive); other >= 0 {
+		r.first = plainError(err)
+		s.put(r, other)
+		return
+	}
+	r.buffered = !r.view
+	s.put(r, r.drive)
+}
+
+// finish notes that a read is over.
+func (s *Reader) finish(r *read) {
+	f := r.fetch
+	if f == nil {
+		s.loaded.push(r)
+		return
+	}
+	if f.src.left--; f.src.left == 0 {
+		s.ready.push(f)
+	}
+}
+
+// Register is Source.Register.
+func (s *Reader) Register(arenas [][]byte) {
+	if s.closed {
+		return
+	}
+	if s.busy > 0 {
+		panic("storage: Register while reads are in flight")
+	}
+	if err := s.via.register(arenas); err != nil {
+		s.notice("%s", registerWords(err, arenas))
+	}
+}
+
+// Close is Source.Close.
+func (s *Reader) Close() error {
+	if s.closed {
+		return nil
+	}
+	for s.busy > 0 {
+		s.Reap()
+	}
+	if s.via != nil {
+		s.via.close()
+	}
+	return s.close()
+}
+
+// close gives back what the reader opened.
+func (s *Reader) close() error {
+	s.closed = true
+	var errs []error
+	for i := range s.drives {
+		for j := range s.drives[i].files {
+			o := &s.drives[i].files[j]
+			var err error
+			if o.own {
+				err = unix.Close(o.fd)
+			}
+			if o.mem != nil {
+				err = unix.Munmap(o.mem)
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("storage: close %s: %w", o.Path, err))
+			}
+			o.own, o.mem = false, nil
+		}
+	}
+	return errors.Join(errs...)
+}
