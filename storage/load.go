@@ -120,25 +120,30 @@ func (s *Reader) runs(tensors []Tensor) (runs []run, views []int64, size int64) 
 	return runs, views, size
 }
 
-// loadError names the tensor of a read that failed.
+// loadError names the tensor of a read that failed: the first that the missing
+// bytes belong to.
 func (s *Reader) loadError(err error, tensors []Tensor) error {
 	var e *ReadError
 	if !errors.As(err, &e) {
 		return err
 	}
 	at := e.Off + e.Got
-	for _, t := range tensors {
-		if s.drives[0].files[t.File].Path != e.File && len(s.drives) == 1 || t.Off+t.Bytes <= at || t.Off > at {
-			continue
+	var lost *Tensor
+	for i, t := range tensors {
+		here := slices.ContainsFunc(s.drives, func(d drive) bool { return d.files[t.File].Path == e.File })
+		if here && t.Off < e.Off+e.Len && t.Off+t.Bytes > at && (lost == nil || t.Off < lost.Off) {
+			lost = &tensors[i]
 		}
-		if errors.Is(e.Err, io.ErrUnexpectedEOF) {
-			return &FormatError{File: e.File, Off: at, Msg: fmt.Sprintf(
-				"the file ends here, inside tensor %q, which needs bytes %d to %d: it was cut short after it was opened; copy it again",
-				t.Name, t.Off, t.Off+t.Bytes)}
-		}
-		return fmt.Errorf("storage: read tensor %q: %w", t.Name, err)
 	}
-	return err
+	switch {
+	case lost == nil:
+		return err
+	case errors.Is(e.Err, io.ErrUnexpectedEOF):
+		return &FormatError{File: e.File, Off: at, Msg: fmt.Sprintf(
+			"the file ends here, inside tensor %q, which needs bytes %d to %d: it was cut short after it was opened; copy it again",
+			lost.Name, lost.Off, lost.Off+lost.Bytes)}
+	}
+	return fmt.Errorf("storage: read tensor %q: %w", lost.Name, err)
 }
 
 const (

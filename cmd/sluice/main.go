@@ -51,6 +51,7 @@ func commands() []command {
 		{"tokenize", "[MODEL]", "turn text on standard input into token ids, one a line", tokenizeCommand},
 		{"inspect", "[MODEL]", "describe a model from its headers", inspectCommand},
 		{"synth", "-o FILE --size 8GiB", "write a valid random model of a given size", synthCommand},
+		{"bench", "storage [MODEL|FILE]", "measure a drive by the way that experts take", benchCommand},
 	}
 }
 
