@@ -26,6 +26,9 @@ func open(t testing.TB, f *fake, opt Options) *Cache {
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
+		if f.arenas != nil {
+			t.Error("memory stays registered when the cache is closed")
+		}
 	})
 	return c
 }
@@ -654,6 +657,7 @@ func (s *instant) Reap() *storage.Fetch {
 	s.stats.Loads++
 	return f
 }
+func (s *instant) Register([][]byte)    {}
 func (s *instant) Evict(*storage.Fetch) {}
 func (s *instant) Stats() SourceStats   { return s.stats }
 func (s *instant) Close() error         { return nil }

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"sluice/storage"
 )
@@ -21,6 +22,7 @@ type fake struct {
 	broken map[Key]bool    // reads of these fail
 
 	mu       sync.Mutex
+	arenas   [][]byte // registered
 	cond     *sync.Cond
 	inFlight []*storage.Fetch
 	finished []*storage.Fetch
@@ -45,6 +47,27 @@ func newFake(t testing.TB, mode Mode, layers map[int]fakeLayer) *fake {
 
 func (f *fake) Mode() Mode { return f.mode }
 
+// Register notes where slots may lie.
+func (f *fake) Register(arenas [][]byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.inFlight)+len(f.finished) > 0 {
+		f.t.Error("memory is registered while reads are in flight")
+	}
+	f.arenas = arenas
+}
+
+// registered says whether a slot lies in memory that was registered.
+func (f *fake) registered(slot []byte) bool {
+	from := uintptr(unsafe.Pointer(unsafe.SliceData(slot)))
+	for _, a := range f.arenas {
+		if start := uintptr(unsafe.Pointer(unsafe.SliceData(a))); from >= start && from+uintptr(len(slot)) <= start+uintptr(len(a)) {
+			return true
+		}
+	}
+	return len(slot) == 0
+}
+
 func (f *fake) SlotBytes(layer int) int64 {
 	if f.mode == storage.MMap {
 		return 0
@@ -59,6 +82,9 @@ func (f *fake) Submit(fetches []*storage.Fetch) {
 	defer f.mu.Unlock()
 	var keys []Key
 	for _, x := range fetches {
+		if !f.registered(x.Slot) {
+			f.t.Errorf("%v: the slot does not lie in registered memory", x.Key)
+		}
 		if int64(len(x.Slot)) != f.SlotBytes(int(x.Key.Layer)) {
 			f.t.Errorf("%v: a slot of %d bytes", x.Key, len(x.Slot))
 		}
