@@ -47,7 +47,8 @@ type Plan struct {
 	File     *storage.Model
 	Tokens   *tokenizer.Tokenizer
 	Spec     *moe.Spec
-	Source   *storage.Reader
+	Reader   *storage.Reader // of the model's drives
+	Source   storage.Source  // of the experts: the same
 	Config   moe.Config
 	Threads  int
 	Cap      tiers.CapPlan
@@ -90,16 +91,17 @@ func (p *Plan) prepare(o Options) (err error) {
 	p.Threads = cmp.Or(o.Threads, runtime.GOMAXPROCS(0))
 	p.set("threads", p.Threads, o.Threads != 0)
 
-	if p.Source, err = p.File.Source(p.Spec.Roles, storage.SourceOptions{Mode: o.Storage, Depth: o.Depth}); err != nil {
+	if p.Reader, err = p.File.Source(p.Spec.Roles, storage.SourceOptions{Mode: o.Storage, Depth: o.Depth}); err != nil {
 		return err
 	}
-	p.Notices = append(p.Notices, p.Source.Notices()...)
+	p.Source = p.Reader
+	p.Notices = append(p.Notices, p.Reader.Notices()...)
 	storageSetting := Setting{Name: "storage", Value: p.Source.Mode().String(), Origin: origin(o.Storage != storage.Slab)}
 	if p.Source.Mode() != o.Storage {
 		storageSetting.Requested = o.Storage.String()
 	}
 	p.Settings.Set(storageSetting)
-	p.set("io-depth", p.Source.Depth(), o.Depth != 0)
+	p.set("io-depth", p.Reader.Depth(), o.Depth != 0)
 	if len(o.Copies) > 0 {
 		p.set("copies", o.Copies, true)
 	}
@@ -123,7 +125,7 @@ func (p *Plan) context(o Options) {
 
 // memory plans the resident set and the cap.
 func (p *Plan) memory(o Options) error {
-	p.dense = p.Source.ResidentBytes(p.Spec.Dense)
+	p.dense = p.Reader.ResidentBytes(p.Spec.Dense)
 	room, err := tiers.Memory{}.Available()
 	if err != nil {
 		return err
@@ -223,7 +225,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	if e.arena, err = offheap.Alloc(e.dense); err != nil {
 		return err
 	}
-	data, report, err := e.Source.Load(ctx, e.arena, e.Spec.Dense)
+	data, report, err := e.Reader.Load(ctx, e.arena, e.Spec.Dense)
 	if err != nil {
 		return err
 	}

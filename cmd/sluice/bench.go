@@ -19,15 +19,15 @@ import (
 
 // benchCommand hands over to what is measured: its first argument.
 func benchCommand(ctx context.Context, s streams, args []string) error {
-	if len(args) > 0 {
-		switch args[0] {
-		case "storage":
-			return benchStorage(ctx, s, args[1:])
-		case "-h", "--help":
-			fmt.Fprintln(s.out, "sluice bench storage [MODEL|FILE]: measure a drive\n\nsluice bench storage --help lists its flags.")
-			return nil
-		}
-		return usagef("unknown measurement %q", args[0])
+	if len(args) > 0 && args[0] == "storage" {
+		return benchStorage(ctx, s, args[1:])
+	}
+	f, _ := newFlags(s, "bench", "measure: bench storage reads from a drive, and has flags of its own (bench storage --help)")
+	if err := parse(f, args); err != nil {
+		return err
+	}
+	if f.NArg() > 0 {
+		return usagef("unknown measurement %q: use storage", f.Arg(0))
 	}
 	return usagef("name what to measure: storage")
 }

@@ -62,6 +62,16 @@ func TestUsage(t *testing.T) {
 		{"run _ --ctx 999999999 -p a", "--ctx to 134217728"},
 		{"run _ --kv f8 -p a", `--kv: unknown KV cache type "f8": use f16, f32 or q8`},
 		{"run _ --storage ram -p a", `--storage: unknown storage mode "ram": use slab, pread or mmap`},
+		{"run _ --io-depth 0 -p a", "--io-depth 0: it must be at least 1"},
+		{"run _ --io-depth 5000 -p a", "--io-depth 5000: it goes up to 4096"},
+		{"bench", "name what to measure: storage"},
+		{"bench ram", `unknown measurement "ram": use storage`},
+		{"bench storage _ 8", `unexpected argument "8"`},
+		{"bench storage _ --seconds 0", "--seconds is above 0"},
+		{"bench storage _ --samples 0", "--samples and --pairs are at least 1"},
+		{"bench storage _ --depths 0", "--depths 0: use 1 to 1024"},
+		{"bench storage _ --modes ram", `--modes "ram": use io_uring, pread or mmap`},
+		{"bench storage _ --size big", `--size "big": use a number of bytes`},
 		{"run _ --temp -1 -p a", "temperature -1: use 0 (greedy) to 100"},
 		{"run _ --temp NaN -p a", "temperature NaN: use 0 (greedy) to 100"},
 		{"run _ --temp Inf -p a", "temperature +Inf: use 0 (greedy) to 100"},
@@ -251,7 +261,7 @@ func TestPrintConfig(t *testing.T) {
 		storage.KV{Key: "general.sampling.temp", Value: float32(0.3)},
 		storage.KV{Key: "general.sampling.top_k", Value: int32(7)},
 	))
-	model := []string{"model", "ctx", "kv", "chunk", "threads", "storage", "cap"}
+	model := []string{"model", "ctx", "kv", "chunk", "threads", "storage", "io-depth", "cap"}
 	for _, c := range []struct {
 		args  []string
 		names []string
@@ -300,6 +310,7 @@ func TestPrintConfig(t *testing.T) {
 		{[]string{"run", tinyGLM4, "--chunk", "512"}, "chunk", "512 flag"},
 		{[]string{"run", tinyGLM4, "--threads", "3"}, "threads", "3 flag"},
 		{[]string{"run", tinyGLM4, "--storage", "mmap"}, "storage", "mmap flag"},
+		{[]string{"run", tinyGLM4, "--io-depth", "7"}, "io-depth", "7 flag"},
 		{[]string{"run", tinyGLM4}, "temp", "0.8 default"},
 		{[]string{"run", sampled}, "temp", "0.3 file"},
 		{[]string{"run", sampled, "--temp", "0.8"}, "temp", "0.8 flag"},

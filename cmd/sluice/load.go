@@ -24,7 +24,7 @@ func (m *modelFlags) load(ctx context.Context, s streams, p *engine.Plan) (*engi
 
 // drives prints what the drives gave occasion to say since it was last called.
 func drives(s streams, e *engine.Engine) {
-	for _, n := range e.Source.Notices() {
+	for _, n := range e.Reader.Notices() {
 		s.notice("%s", n)
 	}
 }

@@ -54,7 +54,7 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 // driveObjects tells of each drive, for JSON.
 func driveObjects(e *engine.Engine) []map[string]any {
 	var all []map[string]any
-	for _, d := range e.Source.Drives() {
+	for _, d := range e.Reader.Drives() {
 		all = append(all, map[string]any{"path": d.Path, "read_bytes": d.ReadBytes, "bytes_per_s": d.Rate, "errors": d.Errors, "dropped": d.Dropped})
 	}
 	return all

@@ -303,7 +303,7 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 	if e.Drive.Rate > 0 {
 		s.notice("drive: %s/s at depth %d, measured while loading", size(int64(e.Drive.Rate)), e.Drive.Depth)
 	}
-	if all := e.Source.Drives(); len(all) > 1 {
+	if all := e.Reader.Drives(); len(all) > 1 {
 		for _, d := range all {
 			s.notice("drive: %s gave %s of experts, %s/s of late, %d errors", d.Path, size(d.ReadBytes), size(int64(d.Rate)), d.Errors)
 		}
