@@ -6,12 +6,16 @@ import (
 )
 
 // A part is a tensor that holds one matrix of every expert of a layer, in equal
-// shares: expert e has the bytes [off+e*share, off+(e+1)*share) of its file.
-// That is arithmetic, so there is no table of experts.
+// shares: expert e has share bytes of its file from off+e*stride on. That is
+// arithmetic, so there is no table of experts.
 type part struct {
 	file       int
 	off, share int64
+	stride     int64 // share, or in a slab the distance of whole experts
 }
+
+// at is where the share of expert e begins.
+func (p *part) at(e int32) int64 { return p.off + int64(e)*p.stride }
 
 // A layer is the plan of one MoE layer.
 type layer struct {
@@ -20,6 +24,7 @@ type layer struct {
 	order   []int  // the same by file and offset, so that neighbours meet
 	payload int64  // bytes of one expert
 	slot    int64  // bytes of memory that any of its experts needs
+	stack   *stack // in a slab: the checksums; else nil
 }
 
 // A read is one contiguous piece of a file on its way into memory.
@@ -55,6 +60,7 @@ type fetchState struct {
 	view  [MaxParts]int64 // where each part begins in the slot
 	left  int             // reads that are not finished
 	busy  bool            // between Submit and Reap
+	again bool            // read once more, after a bad checksum
 	next  *Fetch          // in a fetchList
 }
 
@@ -65,7 +71,7 @@ func (l *layer) layout(st *fetchState, e int32, align int64) (size int64) {
 	st.n = 0
 	for _, p := range l.order {
 		x := l.parts[p]
-		off := x.off + int64(e)*x.share
+		off := x.at(e)
 		start, end := off&^(align-1), (off+x.share+align-1)&^(align-1)
 		var r *read
 		if st.n > 0 {
@@ -105,7 +111,7 @@ func (s *Reader) begin(f *Fetch) {
 	for p, x := range l.parts {
 		mem, at := f.Slot, st.view[p]
 		if s.mode == MMap {
-			mem, at = s.drives[0].files[x.file].mem, x.off+int64(f.Key.Expert)*x.share
+			mem, at = s.drives[0].files[x.file].mem, x.at(f.Key.Expert)
 		}
 		f.Parts[p] = mem[at : at+x.share : at+x.share]
 	}
@@ -118,7 +124,7 @@ func (s *Reader) begin(f *Fetch) {
 			r.buf = f.Slot[r.at : r.at+r.size]
 		}
 	}
-	st.left, st.busy = st.n, true
+	st.left, st.busy, st.again = st.n, true, false
 	s.busy++
 }
 

@@ -135,6 +135,7 @@ func kindOf(v any) (kind, bool) {
 type shard struct {
 	meta    Meta
 	tensors []Tensor
+	head    int64 // bytes of the header, without the padding behind it
 }
 
 // openGGUF opens a GGUF file and, if it is a shard, all of its siblings.
@@ -210,7 +211,9 @@ func (m *Model) openShard(path string) (shard, error) {
 		return shard{}, fmt.Errorf("storage: open model: %w", err)
 	}
 	m.Files = append(m.Files, File{Path: path, Size: fi.Size(), f: f})
-	return parseGGUF(f, fi.Size(), path)
+	s, err := parseGGUF(f, fi.Size(), path)
+	m.Files[len(m.Files)-1].head = s.head
+	return s, err
 }
 
 // addTensors appends a shard's tensors, whose names must be new.
@@ -270,11 +273,16 @@ func checkSplit(meta Meta, path string, no, count uint64) error {
 // all that it says against that size. name is for errors. Metadata that is
 // parsed may still be of kinds that its readers do not expect.
 func parseGGUF(r io.ReaderAt, size int64, name string) (shard, error) {
-	if err := checkMagic(r, size, name); err != nil {
+	return parseHeader(r, min(size, maxHeader), size, name)
+}
+
+// parseHeader is parseGGUF of a header that must end before byte end.
+func parseHeader(r io.ReaderAt, end, size int64, name string) (shard, error) {
+	if err := checkMagic(r, end, name); err != nil {
 		return shard{}, err
 	}
-	p := &parser{file: name, size: size, end: min(size, maxHeader)}
-	p.r = bufio.NewReaderSize(io.NewSectionReader(r, 0, size), 256<<10)
+	p := &parser{file: name, size: size, end: end}
+	p.r = bufio.NewReaderSize(io.NewSectionReader(r, 0, end), 256<<10)
 	p.skip(4)
 	switch version := p.u32("the version"); {
 	case p.err != nil:
@@ -297,7 +305,7 @@ func parseGGUF(r io.ReaderAt, size int64, name string) (shard, error) {
 	if err := p.place(tensors, align); err != nil {
 		return shard{}, err
 	}
-	return shard{meta: meta, tensors: tensors}, nil
+	return shard{meta: meta, tensors: tensors, head: p.pos}, nil
 }
 
 // checkMagic says whether the file begins as a GGUF does, and if not, what it

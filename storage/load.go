@@ -44,9 +44,15 @@ func (s *Reader) ResidentBytes(tensors []Tensor) int64 {
 //
 // On the way it finds the depth that the drives want, if none was asked for and
 // the tensors are large enough to tell. Nothing may be in flight. Errors: ctx's,
-// *ReadError, *FormatError for a file that has been cut short. After an error the
-// bytes mean nothing.
+// *ReadError, *FormatError for a file that has been cut short, and of a slab
+// *ChecksumError. After an error the bytes mean nothing.
 func (s *Reader) Load(ctx context.Context, arena []byte, tensors []Tensor) (data [][]byte, report LoadReport, err error) {
+	for _, t := range tensors {
+		if t.stack != nil {
+			return nil, LoadReport{}, &FormatError{File: s.drives[0].files[t.File].Path, Off: t.Off, Msg: fmt.Sprintf(
+				"tensor %q is packed as experts of layer %d, and the model uses it whole: pack the model again", t.Name, t.stack.layer)}
+		}
+	}
 	runs, views, size := s.runs(tensors)
 	switch {
 	case s.busy > 0 || s.closed:
@@ -79,6 +85,9 @@ func (s *Reader) Load(ctx context.Context, arena []byte, tensors []Tensor) (data
 	for i, at := range views {
 		n := tensors[i].Bytes
 		data[i] = arena[at : at+n : at+n]
+		if err := s.checkLoaded(data[i], tensors[i]); err != nil {
+			return nil, LoadReport{}, err
+		}
 	}
 	return data, l.report(), nil
 }

@@ -98,7 +98,7 @@ func (s *Reader) Evict(f *Fetch) {
 	}
 	l, page := s.layer(f.Key.Layer), int64(os.Getpagesize())
 	for _, x := range l.parts {
-		off := x.off + int64(f.Key.Expert)*x.share
+		off := x.at(f.Key.Expert)
 		start, end := (off+page-1)&^(page-1), (off+x.share)&^(page-1)
 		if start < end {
 			unix.Madvise(s.drives[0].files[x.file].mem[start:end], unix.MADV_DONTNEED) // cannot fail on what is mapped

@@ -3,6 +3,7 @@ package storage
 import (
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 )
@@ -12,23 +13,26 @@ type File struct {
 	Path string
 	Size int64
 	f    *os.File
+	head int64 // bytes of its header
 }
 
 // A Model is an open model: its metadata and where its tensors lie. Reading
 // headers is all that Open does; no tensor byte is touched.
 type Model struct {
-	Format  string // "gguf"
+	Format  string // "gguf" or "slab"
 	Files   []File
 	Meta    Meta
 	Tensors []Tensor // in file order
 	byName  map[string]int
+	slab    *slab // of Format "slab": what else its header says
 
 	copies [][]File // the same files on other drives: see OpenCopies
 }
 
 // Open opens the model at path: a GGUF file of version 2 or 3, or any shard of
-// a split one, whose siblings are found by their names. What is wrong with the
-// bytes is a *FormatError; what is wrong with the drive is the system's error.
+// a split one, whose siblings are found by their names; or a slab, which Pack
+// writes. What is wrong with the bytes is a *FormatError; what is wrong with the
+// drive is the system's error.
 func Open(path string) (*Model, error) {
 	fi, err := os.Stat(path)
 	switch {
@@ -38,6 +42,9 @@ func Open(path string) (*Model, error) {
 		return nil, fmt.Errorf("storage: %s is a directory: name the .gguf file in it (of a split model, any shard)", path)
 	case !fi.Mode().IsRegular():
 		return nil, fmt.Errorf("storage: %s is not a regular file: a model is read at many positions, so it must lie on a drive", path)
+	}
+	if isSlab(path) {
+		return openSlab(path)
 	}
 	return openGGUF(path)
 }
@@ -66,21 +73,64 @@ func (m *Model) Tensor(name string) (Tensor, bool) {
 }
 
 // ReadTensor fills dst, which is exactly as long as the tensor, with its bytes.
-// Short reads are continued. After an error the bytes in dst mean nothing.
-// Several goroutines may read at once.
+// Short reads are continued. Of a slab, they are verified by their checksum: if
+// it does not fit, even after a second read, that is a *ChecksumError. After an
+// error the bytes in dst mean nothing. Several goroutines may read at once.
 func (m *Model) ReadTensor(dst []byte, t Tensor) error {
 	if int64(len(dst)) != t.Bytes {
 		panic(fmt.Sprintf("storage: tensor %s holds %d bytes, dst %d", t.Name, t.Bytes, len(dst)))
 	}
+	if t.stack != nil {
+		return m.gather(dst, t)
+	}
+	err := m.read(dst, t, t.Off)
+	if err == nil && m.checkSum(dst, t) != nil {
+		m.Files[t.File].forget(t.Off, t.Bytes)
+		if err = m.read(dst, t, t.Off); err == nil {
+			err = m.checkSum(dst, t)
+		}
+	}
+	return err
+}
+
+// read fills dst with bytes of the tensor's file from off on.
+func (m *Model) read(dst []byte, t Tensor, off int64) error {
 	file := &m.Files[t.File]
-	if n, err := readFull(file.f, dst, t.Off); err != nil {
-		at := t.Off + int64(n)
+	if n, err := readFull(file.f, dst, off); err != nil {
+		at := off + int64(n)
 		if errors.Is(err, io.EOF) {
 			return &FormatError{File: file.Path, Off: at, Msg: fmt.Sprintf(
 				"the file ends here, inside tensor %q, which needs bytes %d to %d: it was cut short after it was opened; copy it again",
-				t.Name, t.Off, t.Off+t.Bytes)}
+				t.Name, off, off+int64(len(dst)))}
 		}
 		return fmt.Errorf("storage: read tensor %q at byte %d: %w", t.Name, at, err)
+	}
+	return nil
+}
+
+// checkSum compares the bytes of a tensor that lies together with its checksum,
+// if it has one.
+func (m *Model) checkSum(b []byte, t Tensor) error {
+	if t.sum == nil {
+		return nil
+	}
+	if got := crc32.Checksum(b, castagnoli); got != *t.sum {
+		return &ChecksumError{File: m.Files[t.File].Path, Tensor: t.Name, Off: t.Off, Want: *t.sum, Got: got}
+	}
+	return nil
+}
+
+// gather fills dst with a tensor whose shares lie among others, each expert
+// verified as a whole.
+func (m *Model) gather(dst []byte, t Tensor) error {
+	one := make([]byte, t.stack.span)
+	for e := range int64(t.stack.experts) {
+		if err := m.readExpert(one, t.stack, e); err != nil {
+			return err
+		}
+		off, share := t.at(e, int64(t.stack.experts))
+		from := off - t.stack.at(e)
+		copy(dst[e*share:(e+1)*share], one[from:])
 	}
 	return nil
 }

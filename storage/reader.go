@@ -132,7 +132,10 @@ func (s *Reader) Reap() *Fetch {
 		s.poll()
 		if f := s.ready.pop(); f != nil {
 			s.via.submit()
-			return s.deliver(f)
+			if s.verify(f) {
+				return s.deliver(f)
+			}
+			continue
 		}
 		s.ended(s.via.next(true))
 	}

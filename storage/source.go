@@ -156,11 +156,17 @@ func (s *Reader) plan(m *Model, layers []ExpertLayer) error {
 				return bad(t, "has dims %v; the last must be the number of experts, %d", t.Dims, n)
 			case t.Bytes < n || t.Bytes%n != 0:
 				return bad(t, "its %d bytes are not the same share for each of %d experts", t.Bytes, n)
-			case t.Off < 0 || t.Off > f.Size || t.Bytes > f.Size-t.Off:
+			case t.Stride == 0 && (t.Off < 0 || t.Off > f.Size || t.Bytes > f.Size-t.Off): // a stride is checked by Open
 				return bad(t, "its %d bytes do not lie inside the file, which has %d; fetch the file again", t.Bytes, f.Size)
+			case i == 0:
+				l.stack = t.stack
+			}
+			if t.stack != l.stack || l.stack != nil && len(l.stack.parts) != len(el.Parts) {
+				return bad(t, "is packed with other tensors than the layer's experts are made of: pack the model again")
 			}
 			s.holds[t.File] = true
-			l.parts = append(l.parts, part{file: t.File, off: t.Off, share: t.Bytes / n})
+			off, share := t.at(0, n)
+			l.parts = append(l.parts, part{file: t.File, off: off, share: share, stride: cmp.Or(t.Stride, share)})
 			l.order = append(l.order, i)
 			l.payload += t.Bytes / n
 		}

@@ -279,7 +279,8 @@ func TestLayout(t *testing.T) {
 	for range 20000 {
 		l, align := layer{experts: 1 + rng.Int32N(9)}, int64(1)<<rng.IntN(15)
 		for p := range 1 + rng.IntN(MaxParts) {
-			l.parts = append(l.parts, part{rng.IntN(2), rng.Int64N(3 * align), 1 + rng.Int64N(3*align)})
+			share := 1 + rng.Int64N(3*align)
+			l.parts = append(l.parts, part{rng.IntN(2), rng.Int64N(3 * align), share, share})
 			l.order = append(l.order, p)
 		}
 		slices.SortFunc(l.order, func(a, b int) int {
@@ -300,7 +301,7 @@ func TestLayout(t *testing.T) {
 			t.Fatalf("align %d parts %v expert %d: reads of %d bytes, slot %d", align, l.parts, e, at, size)
 		}
 		for p, x := range l.parts {
-			off := x.off + int64(e)*x.share
+			off := x.at(e)
 			if !slices.ContainsFunc(st.reads[:st.n], func(r read) bool {
 				return r.file == x.file && off >= r.off && off+x.share <= r.off+r.need && st.view[p] == r.at+off-r.off
 			}) {

@@ -27,6 +27,23 @@ type Tensor struct {
 	File  int   // index into Model.Files
 	Off   int64 // absolute, in that file
 	Bytes int64
+	// Stride is 0 where the bytes lie together. In a slab, a stack of experts lies
+	// among the layer's others: expert e has an equal share of the bytes, which
+	// begins at Off + e*Stride.
+	Stride int64
+
+	stack *stack  // of a slab: the experts that it has its share of
+	sum   *uint32 // of a slab: the CRC-32C of bytes that lie together
+}
+
+// at is where the share of expert e of n begins, and how long it is. A tensor
+// that is no stack is the share of expert 0 of 1.
+func (t Tensor) at(e, n int64) (off, share int64) {
+	share = t.Bytes / n
+	if t.Stride != 0 {
+		return t.Off + e*t.Stride, share
+	}
+	return t.Off + e*share, share
 }
 
 // A FormatError is bad data in a model file: what, where, what to do.
@@ -99,7 +116,8 @@ type SourceStats struct {
 	Loads     int64 // experts delivered without error
 	LoadBytes int64 // their payload
 	ReadBytes int64 // bytes asked of the device, rounding and retries included
-	Retries   int64 // reads done again after an error or an unexpected end
+	Retries   int64 // reads done again after an error, an unexpected end or a bad checksum
+	Checksums int64 // of them, those after a bad checksum
 }
 
 // Mode is a way to read experts.

@@ -35,7 +35,11 @@ func Create(path string) (*File, error) {
 		f.temp = ""
 		f.f, err = os.OpenFile(path, os.O_WRONLY, 0)
 	} else {
-		f.f, err = openLocked(f.temp)
+		if f.f, err = openLocked(f.temp); err == nil {
+			if err = f.f.Truncate(0); err != nil {
+				f.f.Close()
+			}
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("create %s: %w", path, err)
@@ -44,10 +48,42 @@ func Create(path string) (*File, error) {
 	return f, nil
 }
 
-// openLocked opens the empty file name for this process alone.
+// OpenPart opens PATH.part for reading and writing, with the bytes that an
+// earlier program left in it, for a writer that goes on where it stopped: Publish
+// ends it. One that another program is writing now is an error.
+func OpenPart(path string) (*os.File, error) {
+	f, err := openLocked(path + ".part")
+	if err != nil {
+		return nil, fmt.Errorf("create %s: %w", path, err)
+	}
+	return f, nil
+}
+
+// Publish puts f, which OpenPart opened for path, in place of whatever has that
+// name, when its bytes are on the drive, and closes it. After an error f is still
+// open and still PATH.part.
+func Publish(f *os.File, path string) error {
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	// Renamed while it is open, and so locked: nobody else takes it for his own.
+	if err := os.Rename(path+".part", path); err != nil {
+		return err
+	}
+	f.Close() // after Sync it has nothing left to fail at
+	// The bytes are on the drive. Not every file system can say the same of the
+	// name, so that this may fail: the name then gets there a little later.
+	if dir, err := os.Open(filepath.Dir(path)); err == nil {
+		dir.Sync()
+		dir.Close()
+	}
+	return nil
+}
+
+// openLocked opens the file name for this process alone.
 func openLocked(name string) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666)
 		if err != nil {
 			return nil, err
 		}
@@ -67,10 +103,6 @@ func openLocked(name string) (*os.File, error) {
 		if now, err := os.Stat(name); err != nil || !os.SameFile(mine, now) {
 			f.Close()
 			continue
-		}
-		if err := f.Truncate(0); err != nil {
-			f.Close()
-			return nil, err
 		}
 		return f, nil
 	}
@@ -104,24 +136,10 @@ func (f *File) Commit() error {
 		f.f = nil
 		return nil
 	}
-	if err := f.f.Sync(); err != nil {
+	if err := Publish(f.f, f.path); err != nil {
 		return f.fail(err)
 	}
-	// Renamed while it is open, and so locked: nobody else takes it for his own.
-	if err := os.Rename(f.temp, f.path); err != nil {
-		return f.fail(err)
-	}
-	err := f.f.Close()
 	f.f = nil
-	if err != nil {
-		return fmt.Errorf("write %s: %w", f.path, err)
-	}
-	// The bytes are on the drive. Not every file system can say the same of the
-	// name, so that this may fail: the name then gets there a little later.
-	if dir, err := os.Open(filepath.Dir(f.path)); err == nil {
-		dir.Sync()
-		dir.Close()
-	}
 	return nil
 }
 

@@ -1,0 +1,184 @@
+package storage
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// An Identity tells a model from every other, without reading its weights.
+type Identity struct{ Files []FileIdentity }
+
+// A FileIdentity is that of one file.
+type FileIdentity struct {
+	Size   int64
+	Time   int64             // of its last change, nanoseconds since 1970
+	Header [sha256.Size]byte // SHA-256 of its header: metadata, names and places of tensors
+}
+
+// Identity reads the headers again and looks at sizes and times. Of a slab, it is
+// the identity of the model that was packed.
+func (m *Model) Identity() (Identity, error) {
+	if m.slab != nil {
+		return m.slab.source, nil
+	}
+	var id Identity
+	for _, f := range m.Files {
+		fi, err := f.f.Stat()
+		if err != nil {
+			return id, fmt.Errorf("storage: %w", err)
+		}
+		h := sha256.New()
+		if _, err := io.Copy(h, io.NewSectionReader(f.f, 0, f.head)); err != nil {
+			return id, fmt.Errorf("storage: read the header of %s: %w", f.Path, err)
+		}
+		x := FileIdentity{Size: fi.Size(), Time: fi.ModTime().UnixNano()}
+		h.Sum(x.Header[:0])
+		id.Files = append(id.Files, x)
+	}
+	return id, nil
+}
+
+// Hash is one number for the whole: SHA-256 over the files' records.
+func (id Identity) Hash() [sha256.Size]byte { return sha256.Sum256(id.append(nil)) }
+
+// append appends a record for each file: size u64, time i64, hash.
+func (id Identity) append(b []byte) []byte {
+	for _, f := range id.Files {
+		b = binary.LittleEndian.AppendUint64(b, uint64(f.Size))
+		b = binary.LittleEndian.AppendUint64(b, uint64(f.Time))
+		b = append(b, f.Header[:]...)
+	}
+	return b
+}
+
+// decodeIdentity reads what append wrote.
+func decodeIdentity(b []byte) (id Identity) {
+	for ; len(b) >= sourceSize; b = b[sourceSize:] {
+		f := FileIdentity{Size: int64(binary.LittleEndian.Uint64(b)), Time: int64(binary.LittleEndian.Uint64(b[8:]))}
+		copy(f.Header[:], b[16:])
+		id.Files = append(id.Files, f)
+	}
+	return id
+}
+
+// Differs says in words how a model that was packed as id is another one now;
+// "" if it is not.
+func (id Identity) Differs(now Identity) string {
+	if len(id.Files) != len(now.Files) {
+		return fmt.Sprintf("it was made of %d files, not %d", len(id.Files), len(now.Files))
+	}
+	for i, was := range id.Files {
+		is, which := now.Files[i], "the model"
+		if len(id.Files) > 1 {
+			which = fmt.Sprintf("the model's file %d", i+1)
+		}
+		stamp := func(ns int64) string { return time.Unix(0, ns).UTC().Format("2006-01-02 15:04:05.999999999Z") }
+		switch {
+		case was.Size != is.Size:
+			return fmt.Sprintf("%s had another size, %d bytes and not %d", which, was.Size, is.Size)
+		case was.Header != is.Header:
+			return which + " had another header"
+		case was.Time != is.Time:
+			return fmt.Sprintf("%s had another time, %s and not %s", which, stamp(was.Time), stamp(is.Time))
+		}
+	}
+	return ""
+}
+
+// SlabPath is where a model's slab belongs: beside it, under the same name with
+// .slab in place of .gguf, without the number of a shard.
+func (m *Model) SlabPath() string { return stem(m.Files[0].Path) + ".slab" }
+
+// stem is a model's path without what tells the format and the shard.
+func stem(path string) string {
+	dir, base := filepath.Split(path)
+	if parts := shardName.FindStringSubmatch(base); parts != nil {
+		return dir + parts[1]
+	}
+	return strings.TrimSuffix(path, ".gguf")
+}
+
+// Sidecar opens the slab beside a model, MODEL.slab or MODEL.gguf.slab, if there
+// is one of the very same model; else it is nil. words say why one that is there
+// is not used.
+func (m *Model) Sidecar() (side *Model, words string) {
+	if m.Format == "slab" {
+		return nil, ""
+	}
+	base := stem(m.Files[0].Path)
+	for _, path := range []string{base + ".slab", base + ".gguf.slab"} {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		side, why := m.sidecar(path)
+		if why == "" {
+			return side, ""
+		}
+		words = fmt.Sprintf("slab %s is not used: %s", path, why)
+	}
+	return nil, words
+}
+
+func (m *Model) sidecar(path string) (side *Model, why string) {
+	side, err := openSlab(path)
+	if err != nil {
+		return nil, err.Error()
+	}
+	now, err := m.Identity()
+	if err != nil {
+		why = err.Error()
+	} else if why = side.slab.source.Differs(now); why != "" {
+		why += ": pack the model again; if it was only copied or touched, sluice verify compares their bytes, and naming the slab as MODEL uses it"
+	} else if !sameTensors(m, side) {
+		why = "its tensors are not those of the model: pack the model again"
+	}
+	if why != "" {
+		side.Close()
+		return nil, why
+	}
+	return side, ""
+}
+
+// sameTensors says whether two models have tensors of the same names, types and
+// shapes in the same order.
+func sameTensors(a, b *Model) bool {
+	return slices.EqualFunc(a.Tensors, b.Tensors, func(x, y Tensor) bool {
+		return x.Name == y.Name && x.Type == y.Type && slices.Equal(x.Dims, y.Dims)
+	})
+}
+
+// Unpacked opens the model that lies beside a slab under its name; it may be
+// another than the one that was packed. Nil: there is none.
+func (m *Model) Unpacked() (*Model, error) {
+	if m.Format != "slab" {
+		return nil, nil
+	}
+	base := strings.TrimSuffix(strings.TrimSuffix(m.Files[0].Path, ".slab"), ".gguf")
+	dir, name := filepath.Split(base)
+	first := base + ".gguf"
+	if _, err := os.Stat(first); errors.Is(err, fs.ErrNotExist) {
+		entries, err := os.ReadDir(filepath.Clean(dir + "."))
+		if err != nil {
+			return nil, fmt.Errorf("storage: %w", err)
+		}
+		first = ""
+		for _, e := range entries {
+			if parts := shardName.FindStringSubmatch(e.Name()); parts != nil && parts[1] == name && parts[2] == "00001" {
+				first = filepath.Join(dir, e.Name())
+			}
+		}
+		if first == "" {
+			return nil, nil
+		}
+	}
+	return openGGUF(first)
+}

@@ -1,0 +1,464 @@
+package storage
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/atomicfile"
+)
+
+// PackOptions choose how Pack works. The zero value resumes and verifies.
+type PackOptions struct {
+	Restart  bool // throw away what an interrupted Pack left
+	NoVerify bool // do not read the written bytes back
+	// Progress, if not nil, hears now and then how far Pack is: of total bytes,
+	// done are written, or read back.
+	Progress func(what string, done, total int64)
+
+	// fault stands before every write to the file, and fails it.
+	fault func(off int64, b []byte) error
+}
+
+// A PackReport is what Pack did.
+type PackReport struct {
+	Bytes    int64 // of the file
+	Tensors  int   // that lie together
+	Experts  int
+	Resumed  int64 // bytes of them that an interrupted Pack had written
+	Verified bool
+}
+
+const (
+	packChunk = 1 << 20  // bytes copied at once
+	journal   = 64 << 20 // bytes after which the checksums so far are written: what a kill costs
+)
+
+// A packer writes OUT.slab.part: header and front at once, then the items in
+// their order. The checksums in the front, with their number in the header, are
+// the journal: they say what is there and whether it is right.
+type packer struct {
+	*slab
+	m     *Model
+	f     *os.File
+	w     *bufio.Writer // at byte at
+	at    int64
+	opt   PackOptions
+	done  int // items written
+	noted int // items that the journal in the file has
+	buf   []byte
+}
+
+// Pack writes the model as a slab to out: the same tensors and metadata, but
+// the matrices of each expert of layers together, so that one read brings it.
+// No weight is changed. Memory is constant.
+//
+// The file appears when it is whole. Until then it is out.part, which stays
+// after an error or when ctx ends: the next Pack of the same model goes on
+// from there, after it has verified what is there. A .part of another model is
+// an error, unless opt.Restart.
+func Pack(ctx context.Context, m *Model, layers []ExpertLayer, out string, opt PackOptions) (PackReport, error) {
+	if m.Format == "slab" {
+		return PackReport{}, fmt.Errorf("storage: pack %s: it is a slab already: name the model that it was made of", m.Files[0].Path)
+	}
+	if fi, err := os.Stat(out); err == nil {
+		if !fi.Mode().IsRegular() {
+			return PackReport{}, fmt.Errorf("storage: pack: %s is no regular file: name another output", out)
+		}
+		for _, f := range m.Files {
+			if mine, err := f.f.Stat(); err == nil && os.SameFile(fi, mine) {
+				return PackReport{}, fmt.Errorf("storage: pack: %s is the model itself: name another output", out)
+			}
+		}
+	}
+	s, err := layOut(m, layers, out)
+	if err != nil {
+		return PackReport{}, err
+	}
+	p := &packer{slab: s, m: m, opt: opt, buf: make([]byte, packChunk)}
+	if p.f, err = atomicfile.OpenPart(out); err != nil {
+		return PackReport{}, fmt.Errorf("storage: %w", err)
+	}
+	defer func() {
+		if p.f != nil {
+			p.f.Close()
+		}
+	}()
+	r := PackReport{Bytes: s.size, Verified: !opt.NoVerify}
+	for _, it := range s.items() {
+		if it.stack == nil {
+			r.Tensors++
+		} else {
+			r.Experts++
+		}
+	}
+	if r.Resumed, err = p.begin(ctx, out); err != nil {
+		return r, err
+	}
+	err = p.copyAll(ctx)
+	if err == nil && !opt.NoVerify {
+		err = p.readBack(ctx)
+	}
+	if err == nil {
+		err = p.finish(out)
+	}
+	if err == nil {
+		p.f = nil
+		return r, nil
+	}
+	p.note() // if it fails, what was noted before stays true
+	hint := ""
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		hint = "free some space; "
+	}
+	return r, fmt.Errorf("storage: pack: stopped at item %d of %d: %w; %s.part stays: %sthe same command goes on with it", p.noted, len(s.sums), err, out, hint)
+}
+
+// begin makes the .part ready for the next item, and says how many bytes of
+// items are there already.
+func (p *packer) begin(ctx context.Context, out string) (resumed int64, err error) {
+	name := out + ".part"
+	fi, err := p.f.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("storage: pack: %w", err)
+	}
+	old := make([]byte, slabBlock)
+	if !p.opt.Restart && fi.Size() >= slabBlock {
+		if _, err := readFull(p.f, old, 0); err != nil {
+			return 0, fmt.Errorf("storage: pack: read %s: %w", name, err)
+		}
+	}
+	if allZero(old) {
+		return 0, p.fresh(name)
+	}
+	if err := p.sameModel(name, old, fi.Size()); err != nil {
+		return 0, err
+	}
+	if err := p.f.Truncate(p.size); err != nil {
+		return 0, fmt.Errorf("storage: pack: write %s: %w", name, err)
+	}
+	// The checksums may be of bytes that never reached the drive, or of a file
+	// that was cut: the first item that is not right ends what is there.
+	done := int(binary.LittleEndian.Uint32(old[atDone:]))
+	for i, it := range p.items() {
+		if i == done {
+			break
+		}
+		sum, err := p.sumOf(ctx, it)
+		if err != nil {
+			return 0, fmt.Errorf("storage: pack: read %s: %w", name, err)
+		}
+		if sum != *it.sum {
+			break
+		}
+		p.done++
+		resumed += it.n
+		p.progress("checking what is there", it)
+	}
+	if err := p.writeAt(p.header(partMagic, 0, p.done), 0); err != nil {
+		return 0, fmt.Errorf("storage: pack: write %s: %w", name, err)
+	}
+	p.noted = p.done
+	p.seek()
+	return resumed, nil
+}
+
+// fresh begins the file: its full size, front and header.
+func (p *packer) fresh(name string) error {
+	err := p.f.Truncate(0)
+	if err == nil {
+		// Better to know now than after an hour that the space is not there. Where
+		// it cannot be asked for beforehand, writing will tell.
+		if e := unix.Fallocate(int(p.f.Fd()), 0, 0, p.size); e == unix.ENOSPC || e == unix.EDQUOT || e == unix.EFBIG {
+			p.f.Truncate(0)
+			os.Remove(name)
+			return fmt.Errorf("storage: pack: %s needs %d bytes, which are not to be had there: free some space or write elsewhere: %w", name, p.size, e)
+		}
+		err = p.f.Truncate(p.size)
+	}
+	if err == nil {
+		err = p.writeAt(p.frontData(), slabBlock)
+	}
+	if err == nil {
+		err = p.writeAt(p.header(partMagic, 0, 0), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("storage: pack: write %s: %w", name, err)
+	}
+	p.seek()
+	return nil
+}
+
+// sameModel checks that the .part of size bytes, whose header is old, is one
+// that this packing would have begun, and takes its checksums.
+func (p *packer) sameModel(name string, old []byte, size int64) error {
+	const hint = "go on with the model that it is of, or throw it away with --restart"
+	le := binary.LittleEndian
+	magic := string(old[:atVersion])
+	if magic != partMagic && magic != slabMagic || le.Uint32(old[atHeadSum:]) != crc32.Checksum(old[:atHeadSum], castagnoli) {
+		return fmt.Errorf("storage: pack: %s is not what an interrupted packing leaves, or is damaged: throw it away with --restart", name)
+	}
+	n := min(size-slabBlock, int64(len(p.source.Files))*sourceSize)
+	records := make([]byte, n)
+	if _, err := readFull(p.f, records, slabBlock); err != nil {
+		return fmt.Errorf("storage: pack: read %s: %w", name, err)
+	}
+	if was := decodeIdentity(records); le.Uint32(old[atSources:]) != uint32(len(p.source.Files)) {
+		return fmt.Errorf("storage: pack: %s is of another model, of %d files: %s", name, le.Uint32(old[atSources:]), hint)
+	} else if why := was.Differs(p.source); why != "" {
+		return fmt.Errorf("storage: pack: %s is of another model: %s: %s", name, why, hint)
+	}
+	done := le.Uint32(old[atDone:])
+	front := make([]byte, p.front())
+	if size < slabBlock+int64(len(front)) || int64(done) > int64(len(p.sums)) || !bytes.Equal(old, p.header(magic, le.Uint32(old[atFrontSum:]), int(done))) {
+		return fmt.Errorf("storage: pack: %s was laid out by another version, or is damaged: throw it away with --restart", name)
+	}
+	if _, err := readFull(p.f, front, slabBlock); err != nil {
+		return fmt.Errorf("storage: pack: read %s: %w", name, err)
+	}
+	want := p.frontData()
+	at := p.sumsAt() - slabBlock
+	sums := front[at:][:len(p.sums)*sumSize]
+	for i := range p.sums[:done] {
+		p.sums[i] = le.Uint32(sums[i*sumSize:])
+	}
+	copy(sums, want[at:])
+	if !bytes.Equal(front, want) {
+		return fmt.Errorf("storage: pack: the index of %s is damaged: throw it away with --restart", name)
+	}
+	return nil
+}
+
+// seek makes w write behind the items that are done.
+func (p *packer) seek() {
+	p.at = slabBlock + p.front()
+	for i, it := range p.items() {
+		if i == p.done {
+			break
+		}
+		p.at = it.off + it.n
+	}
+	p.w = bufio.NewWriterSize(&writer{p, p.at}, packChunk)
+}
+
+// writer writes to the file from a position on.
+type writer struct {
+	p   *packer
+	off int64
+}
+
+func (w *writer) Write(b []byte) (int, error) {
+	if err := w.p.writeAt(b, w.off); err != nil {
+		return 0, err
+	}
+	w.off += int64(len(b))
+	return len(b), nil
+}
+
+func (p *packer) writeAt(b []byte, off int64) error {
+	if p.opt.fault != nil {
+		if err := p.opt.fault(off, b); err != nil {
+			return err
+		}
+	}
+	_, err := p.f.WriteAt(b, off)
+	return err
+}
+
+// zeros writes zeros up to byte end.
+func (p *packer) zeros(end int64) error {
+	clear(p.buf)
+	for p.at < end {
+		n, err := p.w.Write(p.buf[:min(end-p.at, packChunk)])
+		p.at += int64(n)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyAll writes the items that are not done.
+func (p *packer) copyAll(ctx context.Context) error {
+	last := p.at
+	for i, it := range p.items() {
+		if i < p.done {
+			continue
+		}
+		if err := p.zeros(it.off); err != nil {
+			return err
+		}
+		if err := p.copyItem(ctx, it); err != nil {
+			return err
+		}
+		p.done = i + 1
+		p.progress("packing", it)
+		if p.at-last >= journal {
+			if err := p.note(); err != nil {
+				return err
+			}
+			last = p.at
+		}
+	}
+	if err := p.zeros(p.size); err != nil {
+		return err
+	}
+	return p.note()
+}
+
+// copyItem writes one item and notes its checksum.
+func (p *packer) copyItem(ctx context.Context, it item) error {
+	sum := uint32(0)
+	piece := func(t Tensor, off, n int64) error {
+		for done := int64(0); done < n; {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			b := p.buf[:min(n-done, packChunk)]
+			if err := p.m.read(b, t, off+done); err != nil {
+				return err
+			}
+			sum = crc32.Update(sum, castagnoli, b)
+			k, err := p.w.Write(b)
+			p.at += int64(k)
+			if err != nil {
+				return err
+			}
+			done += int64(len(b))
+		}
+		return nil
+	}
+	if it.stack == nil {
+		t := p.m.Tensors[it.tensor]
+		if err := piece(t, t.Off, t.Bytes); err != nil {
+			return err
+		}
+		*it.sum = sum
+		return nil
+	}
+	n := int64(it.stack.experts)
+	for _, k := range it.stack.parts {
+		off, _ := p.tensors[k].at(it.expert, n)
+		pad := p.buf[:off-p.at]
+		clear(pad)
+		sum = crc32.Update(sum, castagnoli, pad)
+		if err := p.zeros(off); err != nil {
+			return err
+		}
+		t := p.m.Tensors[k]
+		from, share := t.at(it.expert, n)
+		if it.expert+1 < n { // while this is written
+			unix.Fadvise(int(p.m.Files[t.File].f.Fd()), from+share, share, unix.FADV_WILLNEED)
+		}
+		if err := piece(t, from, share); err != nil {
+			return err
+		}
+	}
+	*it.sum = sum
+	return nil
+}
+
+// note brings the journal up to what is written.
+func (p *packer) note() error {
+	if err := p.w.Flush(); err != nil {
+		return err
+	}
+	if p.noted == p.done {
+		return nil
+	}
+	var b []byte
+	for _, sum := range p.sums[p.noted:p.done] {
+		b = binary.LittleEndian.AppendUint32(b, sum)
+	}
+	if err := p.writeAt(b, p.sumsAt()+int64(p.noted)*sumSize); err != nil {
+		return err
+	}
+	if err := p.writeAt(p.header(partMagic, 0, p.done), 0); err != nil {
+		return err
+	}
+	p.noted = p.done
+	return nil
+}
+
+// sumOf is the checksum of an item in the .part.
+func (p *packer) sumOf(ctx context.Context, it item) (sum uint32, err error) {
+	for done := int64(0); done < it.n; {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		b := p.buf[:min(it.n-done, packChunk)]
+		if _, err := readFull(p.f, b, it.off+done); err != nil {
+			return 0, err
+		}
+		sum = crc32.Update(sum, castagnoli, b)
+		done += int64(len(b))
+	}
+	return sum, nil
+}
+
+// readBack reads all items from the drive and compares their checksums with
+// those of the bytes that came from the model. What is wrong is written again
+// by the next Pack.
+func (p *packer) readBack(ctx context.Context) error {
+	if err := p.f.Sync(); err != nil {
+		return err
+	}
+	forget(p.f, 0, p.size)
+	for _, it := range p.items() {
+		sum, err := p.sumOf(ctx, it)
+		if err == nil && sum != *it.sum {
+			what := fmt.Sprintf("tensor %d", it.tensor)
+			if it.stack != nil {
+				what = Key{int32(it.stack.layer), int32(it.expert)}.String()
+			}
+			err = fmt.Errorf("%s, from byte %d on, reads back as other bytes than were written (CRC-32C %08x, not %08x): check the drive", what, it.off, sum, *it.sum)
+		}
+		if err != nil {
+			return err
+		}
+		p.progress("verifying", it)
+	}
+	return nil
+}
+
+// finish writes the front with its checksum and the header that makes it a
+// slab, and puts the file in place.
+func (p *packer) finish(out string) error {
+	now, err := p.m.Identity()
+	if err != nil {
+		return err
+	}
+	if why := p.source.Differs(now); why != "" {
+		return fmt.Errorf("the model was changed while it was packed: %s", why)
+	}
+	front := p.frontData()
+	if err := p.writeAt(front, slabBlock); err != nil {
+		return err
+	}
+	if err := p.f.Sync(); err != nil { // before the header says that all is there
+		return err
+	}
+	if err := p.writeAt(p.header(slabMagic, crc32.Checksum(front, castagnoli), len(p.sums)), 0); err != nil {
+		return err
+	}
+	if _, err = parseSlab(p.f, p.size, out+".part"); err == nil {
+		err = atomicfile.Publish(p.f, out)
+	}
+	if err != nil { // a .part again
+		p.noted = 0
+	}
+	return err
+}
+
+func (p *packer) progress(what string, it item) {
+	if p.opt.Progress != nil {
+		p.opt.Progress(what, it.off+it.n, p.size)
+	}
+}

@@ -1,0 +1,219 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+)
+
+// A Finding is one thing that Verify found wrong.
+type Finding struct {
+	File   string
+	Tensor string // "": the bytes belong to no tensor, or the expert as a whole is meant
+	Key    Key    // the expert; -1, -1: none. Of a GGUF file, whose tensors know no layer, Layer is -1
+	Off    int64
+	Err    error // what, in words, with file and place where they help
+}
+
+// A Verification is the result of Verify.
+type Verification struct {
+	Bytes    int64 // read of the model, and as many of the other if it was compared
+	Tensors  int   // that lie together
+	Experts  int   // of a slab: with a checksum each
+	Compared bool  // every byte was compared with the model that was packed
+	Bad      []Finding
+}
+
+// verifyChunk bounds what is read at once of a tensor; a multiple of no block in
+// particular, so it is rounded down to whole blocks.
+const verifyChunk = 4 << 20
+
+// Verify reads every byte of a model's weights. Of a GGUF file it finds what
+// cannot be read, and numbers that the arithmetic does not take. Of a slab also
+// each checksum that does not fit, and, if packed is not nil, each byte that is
+// not the model's that it was made of. It goes on after a finding; the error is
+// that ctx ended, or that the two models cannot be compared.
+func Verify(ctx context.Context, m, packed *Model, progress func(done, total int64)) (Verification, error) {
+	v := &verifier{ctx: ctx, m: m, packed: packed, progress: progress}
+	for _, f := range m.Files {
+		v.total += f.Size
+	}
+	if packed != nil {
+		if m.slab == nil || !sameTensors(m, packed) {
+			return v.Verification, fmt.Errorf("storage: %s cannot be compared with %s: their tensors are not the same", m.Files[0].Path, packed.Files[0].Path)
+		}
+		v.Compared = true
+	}
+	if m.slab != nil {
+		return v.Verification, v.slab()
+	}
+	for k := range m.Tensors {
+		v.Tensors++
+		if err := v.tensor(k, nil); err != nil {
+			return v.Verification, err
+		}
+	}
+	return v.Verification, nil
+}
+
+type verifier struct {
+	Verification
+	ctx       context.Context
+	m, packed *Model
+	progress  func(done, total int64)
+	total     int64
+	buf, same []byte
+}
+
+// room makes b n bytes long.
+func room(b *[]byte, n int64) []byte {
+	if int64(cap(*b)) < n {
+		*b = make([]byte, n)
+	}
+	return (*b)[:n]
+}
+
+func (v *verifier) note(n int64) {
+	v.Bytes += n
+	if v.progress != nil {
+		v.progress(v.Bytes, v.total)
+	}
+}
+
+// tensor verifies a tensor that lies together, its checksum if it has one.
+func (v *verifier) tensor(k int, sum *uint32) error {
+	t := v.m.Tensors[k]
+	find := func(off int64, err error) {
+		key := Key{-1, -1}
+		if n := t.Dims[len(t.Dims)-1]; v.m.slab == nil && len(t.Dims) > 2 && n > 1 {
+			key.Expert = int32((off - t.Off) / (t.Bytes / n)) // a stack, most likely of experts
+		}
+		v.Bad = append(v.Bad, Finding{v.m.Files[t.File].Path, t.Name, key, off, err})
+	}
+	_, block := t.Type.Block()
+	chunk := int64(verifyChunk) / int64(block) * int64(block)
+	got, ranged, compared := uint32(0), false, false
+	for done := int64(0); done < t.Bytes; done += chunk {
+		if err := v.ctx.Err(); err != nil {
+			return err
+		}
+		b := room(&v.buf, min(chunk, t.Bytes-done))
+		if err := v.m.read(b, t, t.Off+done); err != nil {
+			find(t.Off+done, err)
+			return nil
+		}
+		v.note(int64(len(b)))
+		got = crc32.Update(got, castagnoli, b)
+		if err := rangeOf(t, b, done); err != nil && !ranged {
+			ranged = true
+			find(t.Off+done, err)
+		}
+		if v.packed != nil && !compared {
+			if err := v.compare(b, k, done); err != nil {
+				compared = true
+				find(t.Off+done, err)
+			}
+		}
+	}
+	if sum != nil && got != *sum {
+		find(t.Off, &ChecksumError{File: v.m.Files[t.File].Path, Tensor: t.Name, Off: t.Off, Want: *sum, Got: got})
+	}
+	return nil
+}
+
+// compare compares bytes of tensor k with those of the model that was packed,
+// from its byte from on.
+func (v *verifier) compare(b []byte, k int, from int64) error {
+	t := v.packed.Tensors[k]
+	other := room(&v.same, int64(len(b)))
+	if err := v.packed.read(other, t, t.Off+from); err != nil {
+		return err
+	}
+	if !bytes.Equal(b, other) {
+		i := 0
+		for b[i] == other[i] {
+			i++
+		}
+		return fmt.Errorf("its byte %d is not that of %s: pack the model again", from+int64(i), v.packed.Files[t.File].Path)
+	}
+	return nil
+}
+
+// slab verifies every byte of a slab behind its header and index, which Open has
+// verified.
+func (v *verifier) slab() error {
+	s := v.m.slab
+	at := slabBlock + s.front()
+	v.note(at)
+	for _, it := range s.items() {
+		if err := v.gap(at, it.off); err != nil {
+			return err
+		}
+		at = it.off + it.n
+		var err error
+		if it.stack == nil {
+			v.Tensors++
+			err = v.tensor(it.tensor, it.sum)
+		} else {
+			v.Experts++
+			err = v.expert(it)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return v.gap(at, s.size)
+}
+
+// gap verifies that there are zeros from byte at to end.
+func (v *verifier) gap(at, end int64) error {
+	file := v.m.Files[0]
+	for ; at < end; at += verifyChunk {
+		if err := v.ctx.Err(); err != nil {
+			return err
+		}
+		b := room(&v.buf, min(verifyChunk, end-at))
+		_, err := readFull(file.f, b, at)
+		if err == nil && !allZero(b) {
+			err = errors.New("bytes between the tensors are not zero: the file is damaged; pack the model again")
+		}
+		if err != nil {
+			v.Bad = append(v.Bad, Finding{file.Path, "", Key{-1, -1}, at, err})
+			return nil
+		}
+		v.note(int64(len(b)))
+	}
+	return nil
+}
+
+// expert verifies an expert of a slab.
+func (v *verifier) expert(it item) error {
+	if err := v.ctx.Err(); err != nil {
+		return err
+	}
+	st := it.stack
+	find := func(tensor string, off int64, err error) {
+		v.Bad = append(v.Bad, Finding{v.m.Files[0].Path, tensor, Key{int32(st.layer), int32(it.expert)}, off, err})
+	}
+	b := room(&v.buf, it.n)
+	if err := v.m.readExpert(b, st, it.expert); err != nil {
+		find("", it.off, err)
+		return nil
+	}
+	v.note(it.n)
+	for _, k := range st.parts {
+		t := v.m.Tensors[k]
+		off, share := t.at(it.expert, int64(st.experts))
+		part := b[off-it.off:][:share]
+		err := rangeOf(t, part, 0)
+		if err == nil && v.packed != nil {
+			err = v.compare(part, k, it.expert*share)
+		}
+		if err != nil {
+			find(t.Name, off, err)
+		}
+	}
+	return nil
+}
