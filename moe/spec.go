@@ -30,6 +30,7 @@ type Spec struct {
 	Ctx           int // positions it was trained for
 	Dense         []tiers.Tensor
 	Roles         []tiers.ExpertLayer // one for each layer with a router, ascending
+	NextnRoles    []tiers.ExpertLayer // the same for drafting layers
 
 	file *tiers.Model
 	fam  family
@@ -86,6 +87,13 @@ func Describe(file *tiers.Model) (*Spec, error) {
 		return nil, l.err
 	}
 	s.Dense = l.dense
+	for i := s.Layers; i < s.Layers+s.Nextn; i++ {
+		draft := &loader{file: file, arch: arch}
+		role, _ := draft.experts(i, s.Experts, s.Hidden, s.ExpertFF)
+		if draft.err == nil { // not every file has its drafting layers, or of this shape
+			s.NextnRoles = append(s.NextnRoles, role)
+		}
+	}
 	return s, nil
 }
 

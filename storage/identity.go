@@ -24,6 +24,11 @@ type FileIdentity struct {
 	Header [sha256.Size]byte // SHA-256 of its header: metadata, names and places of tensors
 }
 
+// Stamp is Time for people.
+func (f FileIdentity) Stamp() string {
+	return time.Unix(0, f.Time).UTC().Format("2006-01-02 15:04:05.999999999Z")
+}
+
 // Identity reads the headers again and looks at sizes and times. Of a slab, it is
 // the identity of the model that was packed.
 func (m *Model) Identity() (Identity, error) {
@@ -71,27 +76,26 @@ func decodeIdentity(b []byte) (id Identity) {
 }
 
 // Differs says in words how a model that was packed as id is another one now;
-// "" if it is not.
-func (id Identity) Differs(now Identity) string {
+// "" if it is not. timeOnly: no more than a copied or touched file would differ.
+func (id Identity) Differs(now Identity) (words string, timeOnly bool) {
 	if len(id.Files) != len(now.Files) {
-		return fmt.Sprintf("it was made of %d files, not %d", len(id.Files), len(now.Files))
+		return fmt.Sprintf("it was made of %d files, not %d", len(id.Files), len(now.Files)), false
 	}
 	for i, was := range id.Files {
 		is, which := now.Files[i], "the model"
 		if len(id.Files) > 1 {
 			which = fmt.Sprintf("the model's file %d", i+1)
 		}
-		stamp := func(ns int64) string { return time.Unix(0, ns).UTC().Format("2006-01-02 15:04:05.999999999Z") }
 		switch {
 		case was.Size != is.Size:
-			return fmt.Sprintf("%s had another size, %d bytes and not %d", which, was.Size, is.Size)
+			return fmt.Sprintf("%s had another size, %d bytes and not %d", which, was.Size, is.Size), false
 		case was.Header != is.Header:
-			return which + " had another header"
-		case was.Time != is.Time:
-			return fmt.Sprintf("%s had another time, %s and not %s", which, stamp(was.Time), stamp(is.Time))
+			return which + " had another header", false
+		case was.Time != is.Time && words == "":
+			words = fmt.Sprintf("%s had another time, %s and not %s", which, was.Stamp(), is.Stamp())
 		}
 	}
-	return ""
+	return words, words != ""
 }
 
 // SlabPath is where a model's slab belongs: beside it, under the same name with
@@ -136,8 +140,10 @@ func (m *Model) sidecar(path string) (side *Model, why string) {
 	now, err := m.Identity()
 	if err != nil {
 		why = err.Error()
-	} else if why = side.slab.source.Differs(now); why != "" {
-		why += ": pack the model again; if it was only copied or touched, sluice verify compares their bytes, and naming the slab as MODEL uses it"
+	} else if words, timeOnly := side.slab.source.Differs(now); timeOnly {
+		why = words + ": pack the model again; if it was only copied or touched, sluice verify " + path + " compares the bytes, and naming the slab as MODEL uses it"
+	} else if words != "" {
+		why = words + ": pack the model again"
 	} else if !sameTensors(m, side) {
 		why = "its tensors are not those of the model: pack the model again"
 	}

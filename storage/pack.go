@@ -3,6 +3,7 @@ package storage
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -23,8 +24,10 @@ type PackOptions struct {
 	// done are written, or read back.
 	Progress func(what string, done, total int64)
 
-	// fault stands before every write to the file, and fails it.
-	fault func(off int64, b []byte) error
+	// In tests: other sizes than packChunk and journal, and what stands before
+	// every write to the file and says how much of it happens before it fails.
+	chunk, journal int64
+	fault          func(off int64, b []byte) (n int, err error)
 }
 
 // A PackReport is what Pack did.
@@ -42,8 +45,8 @@ const (
 )
 
 // A packer writes OUT.slab.part: header and front at once, then the items in
-// their order. The checksums in the front, with their number in the header, are
-// the journal: they say what is there and whether it is right.
+// their order. The checksums in the front are the journal: they are zero until
+// their items are written, and say then whether those are right.
 type packer struct {
 	*slab
 	m     *Model
@@ -52,7 +55,7 @@ type packer struct {
 	at    int64
 	opt   PackOptions
 	done  int // items written
-	noted int // items that the journal in the file has
+	noted int // of them, those whose checksums are in the file
 	buf   []byte
 }
 
@@ -82,7 +85,8 @@ func Pack(ctx context.Context, m *Model, layers []ExpertLayer, out string, opt P
 	if err != nil {
 		return PackReport{}, err
 	}
-	p := &packer{slab: s, m: m, opt: opt, buf: make([]byte, packChunk)}
+	opt.chunk, opt.journal = cmp.Or(opt.chunk, packChunk), cmp.Or(opt.journal, journal)
+	p := &packer{slab: s, m: m, opt: opt, buf: make([]byte, opt.chunk)}
 	if p.f, err = atomicfile.OpenPart(out); err != nil {
 		return PackReport{}, fmt.Errorf("storage: %w", err)
 	}
@@ -135,7 +139,12 @@ func (p *packer) begin(ctx context.Context, out string) (resumed int64, err erro
 			return 0, fmt.Errorf("storage: pack: read %s: %w", name, err)
 		}
 	}
-	if allZero(old) {
+	first := p.header(partMagic, 0)
+	i := 0
+	for i < len(first) && old[i] == first[i] {
+		i++
+	}
+	if i < len(first) && allZero(old[i:]) { // it was killed before the header was there
 		return 0, p.fresh(name)
 	}
 	if err := p.sameModel(name, old, fi.Size()); err != nil {
@@ -146,11 +155,7 @@ func (p *packer) begin(ctx context.Context, out string) (resumed int64, err erro
 	}
 	// The checksums may be of bytes that never reached the drive, or of a file
 	// that was cut: the first item that is not right ends what is there.
-	done := int(binary.LittleEndian.Uint32(old[atDone:]))
-	for i, it := range p.items() {
-		if i == done {
-			break
-		}
+	for _, it := range p.items() {
 		sum, err := p.sumOf(ctx, it)
 		if err != nil {
 			return 0, fmt.Errorf("storage: pack: read %s: %w", name, err)
@@ -162,7 +167,7 @@ func (p *packer) begin(ctx context.Context, out string) (resumed int64, err erro
 		resumed += it.n
 		p.progress("checking what is there", it)
 	}
-	if err := p.writeAt(p.header(partMagic, 0, p.done), 0); err != nil {
+	if err := p.writeAt(first, 0); err != nil {
 		return 0, fmt.Errorf("storage: pack: write %s: %w", name, err)
 	}
 	p.noted = p.done
@@ -187,7 +192,7 @@ func (p *packer) fresh(name string) error {
 		err = p.writeAt(p.frontData(), slabBlock)
 	}
 	if err == nil {
-		err = p.writeAt(p.header(partMagic, 0, 0), 0)
+		err = p.writeAt(p.header(partMagic, 0), 0)
 	}
 	if err != nil {
 		return fmt.Errorf("storage: pack: write %s: %w", name, err)
@@ -197,41 +202,46 @@ func (p *packer) fresh(name string) error {
 }
 
 // sameModel checks that the .part of size bytes, whose header is old, is one
-// that this packing would have begun, and takes its checksums.
+// that this packing would have begun, and takes its checksums. It may be a
+// whole slab already, or nearly one, that was not renamed.
 func (p *packer) sameModel(name string, old []byte, size int64) error {
-	const hint = "go on with the model that it is of, or throw it away with --restart"
+	const restart = "throw it away with --restart"
 	le := binary.LittleEndian
-	magic := string(old[:atVersion])
-	if magic != partMagic && magic != slabMagic || le.Uint32(old[atHeadSum:]) != crc32.Checksum(old[:atHeadSum], castagnoli) {
-		return fmt.Errorf("storage: pack: %s is not what an interrupted packing leaves, or is damaged: throw it away with --restart", name)
+	if magic := string(old[:atVersion]); magic[:6] != partMagic[:6] {
+		return fmt.Errorf("storage: pack: %s is not what an interrupted packing leaves: name another output, or %s", name, restart)
 	}
 	n := min(size-slabBlock, int64(len(p.source.Files))*sourceSize)
 	records := make([]byte, n)
 	if _, err := readFull(p.f, records, slabBlock); err != nil {
 		return fmt.Errorf("storage: pack: read %s: %w", name, err)
 	}
-	if was := decodeIdentity(records); le.Uint32(old[atSources:]) != uint32(len(p.source.Files)) {
-		return fmt.Errorf("storage: pack: %s is of another model, of %d files: %s", name, le.Uint32(old[atSources:]), hint)
-	} else if why := was.Differs(p.source); why != "" {
-		return fmt.Errorf("storage: pack: %s is of another model: %s: %s", name, why, hint)
+	if id := p.source.Hash(); !bytes.Equal(id[:], old[atIdentity:atEnd]) {
+		why, _ := decodeIdentity(records).Differs(p.source)
+		if files := le.Uint32(old[atSources:]); files != uint32(len(p.source.Files)) {
+			why = fmt.Sprintf("it was made of %d files", files)
+		}
+		return fmt.Errorf("storage: pack: %s is of another model: %s: go on with that model, or %s", name, why, restart)
 	}
-	done := le.Uint32(old[atDone:])
+	// What finish changes in the header may have been written in part.
+	now := p.header(partMagic, 0)
+	copy(old[:atVersion], now)
+	copy(old[atFrontSum:atIdentity], now[atFrontSum:])
+	copy(old[atHeadSum:], now[atHeadSum:])
 	front := make([]byte, p.front())
-	if size < slabBlock+int64(len(front)) || int64(done) > int64(len(p.sums)) || !bytes.Equal(old, p.header(magic, le.Uint32(old[atFrontSum:]), int(done))) {
-		return fmt.Errorf("storage: pack: %s was laid out by another version, or is damaged: throw it away with --restart", name)
+	if !bytes.Equal(old, now) || size < slabBlock+int64(len(front)) {
+		return fmt.Errorf("storage: pack: %s was laid out by another version, or is damaged: %s", name, restart)
 	}
 	if _, err := readFull(p.f, front, slabBlock); err != nil {
 		return fmt.Errorf("storage: pack: read %s: %w", name, err)
 	}
 	want := p.frontData()
-	at := p.sumsAt() - slabBlock
-	sums := front[at:][:len(p.sums)*sumSize]
-	for i := range p.sums[:done] {
+	sums := front[p.sumsAt()-slabBlock:][:len(p.sums)*sumSize]
+	for i := range p.sums {
 		p.sums[i] = le.Uint32(sums[i*sumSize:])
 	}
-	copy(sums, want[at:])
+	clear(sums) // as they are in want
 	if !bytes.Equal(front, want) {
-		return fmt.Errorf("storage: pack: the index of %s is damaged: throw it away with --restart", name)
+		return fmt.Errorf("storage: pack: the index of %s is damaged: %s", name, restart)
 	}
 	return nil
 }
@@ -245,7 +255,7 @@ func (p *packer) seek() {
 		}
 		p.at = it.off + it.n
 	}
-	p.w = bufio.NewWriterSize(&writer{p, p.at}, packChunk)
+	p.w = bufio.NewWriterSize(&writer{p, p.at}, int(p.opt.chunk))
 }
 
 // writer writes to the file from a position on.
@@ -264,7 +274,8 @@ func (w *writer) Write(b []byte) (int, error) {
 
 func (p *packer) writeAt(b []byte, off int64) error {
 	if p.opt.fault != nil {
-		if err := p.opt.fault(off, b); err != nil {
+		if n, err := p.opt.fault(off, b); err != nil {
+			p.f.WriteAt(b[:n], off)
 			return err
 		}
 	}
@@ -276,7 +287,7 @@ func (p *packer) writeAt(b []byte, off int64) error {
 func (p *packer) zeros(end int64) error {
 	clear(p.buf)
 	for p.at < end {
-		n, err := p.w.Write(p.buf[:min(end-p.at, packChunk)])
+		n, err := p.w.Write(p.buf[:min(end-p.at, p.opt.chunk)])
 		p.at += int64(n)
 		if err != nil {
 			return err
@@ -300,7 +311,7 @@ func (p *packer) copyAll(ctx context.Context) error {
 		}
 		p.done = i + 1
 		p.progress("packing", it)
-		if p.at-last >= journal {
+		if p.at-last >= p.opt.journal {
 			if err := p.note(); err != nil {
 				return err
 			}
@@ -321,7 +332,7 @@ func (p *packer) copyItem(ctx context.Context, it item) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			b := p.buf[:min(n-done, packChunk)]
+			b := p.buf[:min(n-done, p.opt.chunk)]
 			if err := p.m.read(b, t, off+done); err != nil {
 				return err
 			}
@@ -380,9 +391,6 @@ func (p *packer) note() error {
 	if err := p.writeAt(b, p.sumsAt()+int64(p.noted)*sumSize); err != nil {
 		return err
 	}
-	if err := p.writeAt(p.header(partMagic, 0, p.done), 0); err != nil {
-		return err
-	}
 	p.noted = p.done
 	return nil
 }
@@ -393,7 +401,7 @@ func (p *packer) sumOf(ctx context.Context, it item) (sum uint32, err error) {
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
-		b := p.buf[:min(it.n-done, packChunk)]
+		b := p.buf[:min(it.n-done, p.opt.chunk)]
 		if _, err := readFull(p.f, b, it.off+done); err != nil {
 			return 0, err
 		}
@@ -435,7 +443,7 @@ func (p *packer) finish(out string) error {
 	if err != nil {
 		return err
 	}
-	if why := p.source.Differs(now); why != "" {
+	if why, _ := p.source.Differs(now); why != "" {
 		return fmt.Errorf("the model was changed while it was packed: %s", why)
 	}
 	front := p.frontData()
@@ -445,7 +453,7 @@ func (p *packer) finish(out string) error {
 	if err := p.f.Sync(); err != nil { // before the header says that all is there
 		return err
 	}
-	if err := p.writeAt(p.header(slabMagic, crc32.Checksum(front, castagnoli), len(p.sums)), 0); err != nil {
+	if err := p.writeAt(p.header(slabMagic, crc32.Checksum(front, castagnoli)), 0); err != nil {
 		return err
 	}
 	if _, err = parseSlab(p.f, p.size, out+".part"); err == nil {

@@ -10,8 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-
-	"sluice/internal/quant"
 )
 
 // A slab is a model packed for reading: docs/slab.md has the format. Its records,
@@ -51,9 +49,8 @@ const (
 	atSums     = 36 // u32
 	atHead     = 40 // u64, bytes of the GGUF header
 	atFrontSum = 48 // u32, CRC-32C of the front
-	atDone     = 52 // u32, checksums that count; fewer than all in a .part
-	atIdentity = 56 // SHA-256
-	atEnd      = 88 // zeros to the CRC-32C
+	atIdentity = 52 // SHA-256
+	atEnd      = 84 // zeros to the CRC-32C
 	atHeadSum  = slabBlock - 4
 )
 
@@ -217,8 +214,8 @@ func (s *slab) link() {
 	}
 }
 
-// header is the first block of the file; done counts the checksums that hold.
-func (s *slab) header(magic string, frontSum uint32, done int) []byte {
+// header is the first block of the file.
+func (s *slab) header(magic string, frontSum uint32) []byte {
 	b := make([]byte, slabBlock)
 	le := binary.LittleEndian
 	copy(b, magic)
@@ -230,7 +227,6 @@ func (s *slab) header(magic string, frontSum uint32, done int) []byte {
 	le.PutUint32(b[atSums:], uint32(len(s.sums)))
 	le.PutUint64(b[atHead:], uint64(len(s.head)))
 	le.PutUint32(b[atFrontSum:], frontSum)
-	le.PutUint32(b[atDone:], uint32(done))
 	id := s.source.Hash()
 	copy(b[atIdentity:], id[:])
 	le.PutUint32(b[atHeadSum:], crc32.Checksum(b[:atHeadSum], castagnoli))
@@ -340,8 +336,6 @@ func parseSlab(r io.ReaderAt, size int64, name string) (*slab, error) {
 		return nil, bad(int64(says), "the slab has %d bytes, and the file has %d more; %s", says, uint64(size)-says, again)
 	case size > maxFile || nSources < 1 || nSources > maxSources || nTensors < 1 || nTensors > maxTensors || nStacks > maxStacks || nSums > maxSums || head > maxHeader:
 		return nil, bad(atSources, "%d sources, %d tensors, %d layers, %d checksums and a GGUF header of %d bytes are out of range: it is damaged; %s", nSources, nTensors, nStacks, nSums, head, again)
-	case le.Uint32(h[atDone:]) != nSums:
-		return nil, bad(atDone, "%d of its %d checksums are there: its packing was interrupted; pack the model again", le.Uint32(h[atDone:]), nSums)
 	}
 	front := frontBytes(int(nSources), int(nTensors), int(nStacks), int(nSums), int(head))
 	if front > size-slabBlock {
@@ -462,19 +456,4 @@ func allZero(b []byte) bool {
 		}
 	}
 	return true
-}
-
-// rangeOf is where the arithmetic takes no number of data, a piece of tensor t
-// from byte from on.
-func rangeOf(t Tensor, data []byte, from int64) error {
-	err := quant.Check(t.Type, data)
-	if e, ok := err.(*quant.RangeError); ok {
-		per, size := t.Type.Block()
-		if t.Type.Kind() == quant.Float {
-			e.Index += int(from / int64(size) * int64(per))
-		} else {
-			e.Index += int(from / int64(size))
-		}
-	}
-	return err
 }

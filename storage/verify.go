@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+
+	"sluice/internal/quant"
 )
 
 // A Finding is one thing that Verify found wrong.
@@ -46,16 +48,21 @@ func Verify(ctx context.Context, m, packed *Model, progress func(done, total int
 		}
 		v.Compared = true
 	}
-	if m.slab != nil {
-		return v.Verification, v.slab()
+	err := v.all()
+	return v.Verification, err
+}
+
+func (v *verifier) all() error {
+	if v.m.slab != nil {
+		return v.slab()
 	}
-	for k := range m.Tensors {
+	for k := range v.m.Tensors {
 		v.Tensors++
 		if err := v.tensor(k, nil); err != nil {
-			return v.Verification, err
+			return err
 		}
 	}
-	return v.Verification, nil
+	return nil
 }
 
 type verifier struct {
@@ -106,14 +113,14 @@ func (v *verifier) tensor(k int, sum *uint32) error {
 		}
 		v.note(int64(len(b)))
 		got = crc32.Update(got, castagnoli, b)
-		if err := rangeOf(t, b, done); err != nil && !ranged {
+		if at, err := checkRange(t, b, done); err != nil && !ranged {
 			ranged = true
-			find(t.Off+done, err)
+			find(t.Off+at, err)
 		}
 		if v.packed != nil && !compared {
-			if err := v.compare(b, k, done); err != nil {
+			if at, err := v.compare(b, k, done); err != nil {
 				compared = true
-				find(t.Off+done, err)
+				find(t.Off+at, err)
 			}
 		}
 	}
@@ -123,22 +130,40 @@ func (v *verifier) tensor(k int, sum *uint32) error {
 	return nil
 }
 
-// compare compares bytes of tensor k with those of the model that was packed,
-// from its byte from on.
-func (v *verifier) compare(b []byte, k int, from int64) error {
+// compare compares b, which is tensor k from its byte from on, with the model
+// that was packed, and says at which of its bytes they differ.
+func (v *verifier) compare(b []byte, k int, from int64) (at int64, err error) {
 	t := v.packed.Tensors[k]
 	other := room(&v.same, int64(len(b)))
 	if err := v.packed.read(other, t, t.Off+from); err != nil {
-		return err
+		return from, err
 	}
-	if !bytes.Equal(b, other) {
-		i := 0
-		for b[i] == other[i] {
-			i++
+	if bytes.Equal(b, other) {
+		return 0, nil
+	}
+	i := 0
+	for b[i] == other[i] {
+		i++
+	}
+	at = from + int64(i)
+	return at, fmt.Errorf("byte %d of the tensor is not that of %s: pack the model again", at, v.packed.Files[t.File].Path)
+}
+
+// checkRange finds the first number of b that the arithmetic does not take, and
+// at which byte of tensor t its block begins, if b is t from its byte from on.
+func checkRange(t Tensor, b []byte, from int64) (at int64, err error) {
+	err = quant.Check(t.Type, b)
+	if e, ok := err.(*quant.RangeError); ok {
+		per, size := t.Type.Block()
+		if t.Type.Kind() == quant.Float { // it counts elements
+			at = from + int64(e.Index/per*size)
+			e.Index += int(from) / size * per
+		} else {
+			at = from + int64(e.Index*size)
+			e.Index += int(from) / size
 		}
-		return fmt.Errorf("its byte %d is not that of %s: pack the model again", from+int64(i), v.packed.Files[t.File].Path)
 	}
-	return nil
+	return at, err
 }
 
 // slab verifies every byte of a slab behind its header and index, which Open has
@@ -207,12 +232,13 @@ func (v *verifier) expert(it item) error {
 		t := v.m.Tensors[k]
 		off, share := t.at(it.expert, int64(st.experts))
 		part := b[off-it.off:][:share]
-		err := rangeOf(t, part, 0)
+		at, err := checkRange(t, part, 0)
 		if err == nil && v.packed != nil {
-			err = v.compare(part, k, it.expert*share)
+			at, err = v.compare(part, k, it.expert*share)
+			at -= it.expert * share
 		}
 		if err != nil {
-			find(t.Name, off, err)
+			find(t.Name, off+at, err)
 		}
 	}
 	return nil

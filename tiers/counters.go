@@ -22,6 +22,7 @@ func Counters() []Counter {
 		{"host_load_bytes", "bytes of the experts loaded, their payload alone"},
 		{"host_read_bytes", "bytes asked of the drives for them, rounding to sectors and retries included"},
 		{"host_read_retries", "reads done again after an error, an unexpected end or a bad checksum"},
+		{"host_checksum_retries", "of them, experts of a slab whose checksum did not fit the first time"},
 		{"host_load_wait_ns", "nanoseconds in which the decode loop had nothing to compute and waited for a load"},
 		{"host_loads_failed", "loads that failed after the retry; each failed a request"},
 		{"host_loads_dropped", "misses that were never read, because the request had failed or was cancelled; misses = loads + failed + dropped"},

@@ -27,10 +27,11 @@ type Options struct {
 	Copies  []string // further paths of the same model, on other drives
 	Cap     int      // experts per layer that stay in RAM; 0: as many as fit
 	Storage storage.Mode
-	Depth   int // reads at a drive at once; 0: found while loading
-	Threads int // 0: every core that this process may use
-	Chunk   int // most positions of one forward pass; 0: 512
-	Ctx     int // positions of the context; 0: what the model was trained for, at most 4096
+	Depth   int  // reads at a drive at once; 0: found while loading
+	NoSlab  bool // do not look for a slab beside the model
+	Threads int  // 0: every core that this process may use
+	Chunk   int  // most positions of one forward pass; 0: 512
+	Ctx     int  // positions of the context; 0: what the model was trained for, at most 4096
 	KV      backends.KVType
 }
 
@@ -74,6 +75,7 @@ func (p *Plan) prepare(o Options) (err error) {
 	if p.File, err = storage.OpenCopies(append([]string{o.Path}, o.Copies...)...); err != nil {
 		return err
 	}
+	p.sidecar(o)
 	if p.Spec, err = moe.Describe(p.File); err != nil {
 		return err
 	}
@@ -106,6 +108,33 @@ func (p *Plan) prepare(o Options) (err error) {
 		p.set("copies", o.Copies, true)
 	}
 	return p.memory(o)
+}
+
+// sidecar takes the slab beside the model in its place, if it is of the same
+// model: it has the same metadata and tensors.
+func (p *Plan) sidecar(o Options) {
+	s := Setting{Name: "slab", Value: "none", Origin: FromAuto}
+	switch {
+	case p.File.Format == "slab":
+		s.Value, s.Origin = p.File.Files[0].Path, FromFile
+	case o.NoSlab:
+		s.Value, s.Origin = "off", FromFlag
+	default:
+		side, words := p.File.Sidecar()
+		if side != nil && len(o.Copies) > 0 {
+			side.Close()
+			side, words = nil, fmt.Sprintf("slab %s is not used, since the model has copies: name a slab of each with --model", p.File.SlabPath())
+		}
+		if words != "" {
+			p.Notices = append(p.Notices, words)
+		}
+		if side != nil {
+			p.File.Close()
+			p.File = side
+			s.Value = side.Files[0].Path
+		}
+	}
+	p.Settings.Set(s)
 }
 
 // context fits the positions to what the model was trained for.

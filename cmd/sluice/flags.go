@@ -60,6 +60,7 @@ type modelFlags struct {
 	models      *[]string // --model, once for each copy
 	cap, depth  *int
 	storage, kv *string
+	noSlab      *bool
 	threads     *int
 	chunk, ctx  *int
 	printConfig *bool
@@ -77,6 +78,7 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 		depth:       f.Int("io-depth", 0, "reads at a drive at once (default: found while loading)"),
 		cap:         f.Int("cap", 0, "experts per layer that stay in RAM (default: as many as fit)"),
 		storage:     f.String("storage", "slab", "how experts are read: slab (direct I/O by io_uring), pread or mmap"),
+		noSlab:      f.Bool("no-slab", false, "do not use the slab beside the model"),
 		threads:     f.Int("threads", 0, "threads that compute (default: all cores)"),
 		chunk:       f.Int("chunk", 0, "most positions of one forward pass (default 512)"),
 		ctx:         f.Int("ctx", 0, "positions of the context (default: the model's, at most 4096)"),
@@ -125,7 +127,7 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 	if *m.depth > 4096 {
 		return o, usagef("--io-depth %d: it goes up to 4096", *m.depth)
 	}
-	o = engine.Options{Cap: *m.cap, Depth: *m.depth, Threads: *m.threads, Chunk: *m.chunk, Ctx: *m.ctx}
+	o = engine.Options{Cap: *m.cap, Depth: *m.depth, NoSlab: *m.noSlab, Threads: *m.threads, Chunk: *m.chunk, Ctx: *m.ctx}
 	if o.Storage, err = storage.ParseMode(*m.storage); err != nil {
 		return o, usagef("--storage: %v", err)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -31,6 +32,13 @@ func inspectCommand(_ context.Context, s streams, args []string) error {
 		return err
 	}
 	d := describe(file, spec)
+	if file.Format == "slab" {
+		id, err := file.Identity()
+		if err != nil {
+			return err
+		}
+		d.packed = &id
+	}
 	if *asJSON {
 		return printJSON(s.out, d.object(path))
 	}
@@ -48,6 +56,8 @@ type description struct {
 	perToken    int64 // read for a token when no expert is in memory
 	types       map[string]typeCount
 	template    bool
+	format      string
+	packed      *storage.Identity // of a slab: the model that it was made of
 }
 
 type typeCount struct {
@@ -56,7 +66,7 @@ type typeCount struct {
 }
 
 func describe(file *storage.Model, spec *moe.Spec) description {
-	d := description{Spec: spec, files: len(file.Files), types: map[string]typeCount{}, template: file.Meta.Has("tokenizer.chat_template")}
+	d := description{Spec: spec, format: file.Format, files: len(file.Files), types: map[string]typeCount{}, template: file.Meta.Has("tokenizer.chat_template")}
 	for _, f := range file.Files {
 		d.fileBytes += f.Size
 	}
@@ -82,20 +92,42 @@ func describe(file *storage.Model, spec *moe.Spec) description {
 }
 
 func (d description) object(path string) map[string]any {
-	return map[string]any{
-		"model": path, "architecture": d.Arch, "name": d.Name, "files": d.files, "file_bytes": d.fileBytes,
+	object := map[string]any{
+		"model": path, "format": d.format, "architecture": d.Arch, "name": d.Name, "files": d.files, "file_bytes": d.fileBytes,
 		"layers": d.Layers, "moe_layers": len(d.Roles), "leading_dense_layers": d.LeadingDense, "nextn_layers": d.Nextn,
 		"hidden": d.Hidden, "vocab": d.Vocab, "heads": d.Heads, "kv_heads": d.KVHeads, "head_dim": d.HeadDim,
 		"experts": d.Experts, "top_k": d.TopK, "shared_experts": d.SharedExperts, "expert_ff": d.ExpertFF, "ctx": d.Ctx,
 		"dense_bytes": d.denseBytes, "expert_bytes": d.expertBytes, "bytes_per_expert": d.perExpert, "bytes_per_token": d.perToken,
 		"types": d.types, "chat_template": d.template,
 	}
+	if d.packed != nil {
+		type file struct {
+			Bytes  int64  `json:"bytes"`
+			Time   string `json:"time"`
+			Header string `json:"header_sha256"`
+		}
+		var files []file
+		for _, f := range d.packed.Files {
+			files = append(files, file{f.Size, f.Stamp(), hex.EncodeToString(f.Header[:])})
+		}
+		id := d.packed.Hash()
+		object["source"] = map[string]any{"identity": hex.EncodeToString(id[:]), "files": files}
+	}
+	return object
 }
 
 func (d description) print(s streams, path string) error {
 	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	row("model", "%s", path)
+	row("format", "%s", d.format)
+	if d.packed != nil {
+		id := d.packed.Hash()
+		row("packed from", "a model with the identity %x", id[:8])
+		for _, f := range d.packed.Files {
+			row("", "%s of %s, header %x", size(f.Size), f.Stamp(), f.Header[:8])
+		}
+	}
 	row("architecture", "%s (%s)", d.Arch, d.Name)
 	row("files", "%d, %s", d.files, size(d.fileBytes))
 	row("layers", "%d, %d of them with experts, %d nextn behind them", d.Layers, len(d.Roles), d.Nextn)

@@ -50,6 +50,8 @@ func commands() []command {
 		{"logits", "[MODEL] --ids FILE -o OUT.safetensors", "write the logits and last hidden states of given tokens", logitsCommand},
 		{"tokenize", "[MODEL]", "turn text on standard input into token ids, one a line", tokenizeCommand},
 		{"inspect", "[MODEL]", "describe a model from its headers", inspectCommand},
+		{"pack", "[MODEL] [-o OUT.slab]", "pack a model so that one read brings an expert", packCommand},
+		{"verify", "[MODEL]", "read a model whole and name every expert or tensor that is bad", verifyCommand},
 		{"synth", "-o FILE --size 8GiB", "write a valid random model of a given size", synthCommand},
 		{"bench", "storage [MODEL|FILE]", "measure a drive by the way that experts take", benchCommand},
 	}
@@ -86,7 +88,7 @@ func help(w io.Writer) {
 	for _, c := range commands() {
 		fmt.Fprintf(w, "  sluice %-11s%-40s%s\n", c.name, c.usage, c.about)
 	}
-	fmt.Fprint(w, "\nMODEL is a GGUF file, or any shard of a split one; with none, the demo model.\nsluice COMMAND --help lists the flags of a command.\n")
+	fmt.Fprint(w, "\nMODEL is a GGUF file, any shard of a split one, or a slab; with none, the demo model.\nsluice COMMAND --help lists the flags of a command.\n")
 }
 
 // errInterrupted says that Ctrl-C ended a command after its summary.

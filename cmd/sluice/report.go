@@ -40,6 +40,7 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		"host_load_bytes":        c.Source.LoadBytes,
 		"host_read_bytes":        c.Source.ReadBytes,
 		"host_read_retries":      c.Source.Retries,
+		"host_checksum_retries":  c.Source.Checksums,
 		"host_load_wait_ns":      c.LoadWaitNanos,
 		"host_loads_failed":      c.LoadsFailed,
 		"host_loads_dropped":     c.LoadsDropped,
