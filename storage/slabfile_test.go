@@ -906,49 +906,63 @@ func TestSlabHuge(t *testing.T) {
 }
 
 // Whatever a file says, the parser answers with a slab whose items lie in the file
-// and apart, or with an error; also when its checksums fit.
+// and apart, or with an error; also when its checksums fit. The input is the
+// header's fields, then the front; behind them, and between, are zeros.
 func FuzzSlab(f *testing.F) {
 	m, layers := packable(f, filepath.Join(f.TempDir(), "m.gguf"), 1, 15)
-	pack(f, m, layers)
+	s := pack(f, m, layers)
 	good := readFile(f, m.SlabPath())
-	f.Add(good)
-	f.Add(good[:5000])
-	f.Fuzz(func(t *testing.T, b []byte) {
-		checkParse(t, b)
-		if len(b) < slabBlock {
-			return
-		}
+	f.Add(slices.Concat(good[:atEnd], good[slabBlock:][:s.slab.front()]))
+	f.Fuzz(func(t *testing.T, fields []byte) {
+		b := make([]byte, slabBlock+max(0, len(fields)-atEnd))
+		copy(b[:atEnd], fields)
+		copy(b[slabBlock:], fields[min(len(fields), atEnd):])
 		le := binary.LittleEndian
-		le.PutUint64(b[atSize:], uint64(len(b)))
+		size := int64(le.Uint64(b[atSize:]) % (1 << 50))
+		le.PutUint64(b[atSize:], uint64(size))
+		checkParse(t, b, size)
 		n := frontBytes(int(le.Uint32(b[atSources:])), int(le.Uint32(b[atTensors:])), int(le.Uint32(b[atStacks:])), int(le.Uint32(b[atSums:])), int(le.Uint32(b[atHead:])))
-		if n > int64(len(b)-slabBlock) {
+		front := b[slabBlock:]
+		if n > int64(len(front)) {
 			return
 		}
-		front := b[slabBlock:][:n]
+		front = front[:n]
 		le.PutUint32(b[atFrontSum:], crc32.Checksum(front, castagnoli))
 		id := decodeIdentity(front[:min(n, int64(le.Uint32(b[atSources:]))*sourceSize)]).Hash()
 		copy(b[atIdentity:], id[:])
 		le.PutUint32(b[atHeadSum:], crc32.Checksum(b[:atHeadSum], castagnoli))
-		checkParse(t, b)
+		checkParse(t, b, size)
 	})
 }
 
-func checkParse(t *testing.T, b []byte) {
-	s, err := parseSlab(bytes.NewReader(b), int64(len(b)), "fuzz")
+// longer is bytes with zeros behind them.
+type longer []byte
+
+func (b longer) ReadAt(p []byte, off int64) (int, error) {
+	clear(p)
+	if off < int64(len(b)) {
+		copy(p, b[off:])
+	}
+	return len(p), nil
+}
+
+// checkParse parses a slab of size bytes that begins with b.
+func checkParse(t *testing.T, b []byte, size int64) {
+	s, err := parseSlab(longer(b), size, "fuzz")
 	if err != nil {
 		return
 	}
 	at := int64(slabBlock)
 	for i, it := range s.items() {
-		if it.off < at || it.n < 1 || it.n > int64(len(b))-it.off {
-			t.Fatalf("item %d: %+v, the last ends at %d, the file at %d", i, it, at, len(b))
+		if it.off < at || it.n < 1 || it.n > size-it.off {
+			t.Fatalf("item %d: %+v, the last ends at %d, the file at %d", i, it, at, size)
 		}
 		at = it.off + it.n
 	}
 	for _, x := range s.tensors {
 		if x.stack != nil {
 			n := int64(x.stack.experts)
-			if off, share := x.at(n-1, n); off < 0 || share > int64(len(b))-off {
+			if off, share := x.at(n-1, n); off < 0 || share > size-off {
 				t.Fatalf("tensor %+v lies outside the file", x)
 			}
 		}
@@ -989,6 +1003,6 @@ func TestSlabRandomFields(t *testing.T) {
 			le.PutUint32(b[atFrontSum:], crc32.Checksum(b[slabBlock:slabBlock+n], castagnoli))
 		}
 		le.PutUint32(b[atHeadSum:], crc32.Checksum(b[:atHeadSum], castagnoli))
-		checkParse(t, b)
+		checkParse(t, b, int64(len(b)))
 	}
 }
