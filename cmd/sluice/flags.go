@@ -198,7 +198,7 @@ func (m *modelFlags) settle(p *engine.Plan, path string) {
 		switch {
 		case s.Name == "cap" && m.capArgument:
 			s.Origin = engine.FromArgument
-		case m.set.Changed(s.Name), s.Name == "copies":
+		case m.set.Changed(s.Name), s.Name == "copies", s.Name == "slab" && m.set.Changed("no-slab"):
 			s.Origin = engine.FromFlag
 		case s.Origin == engine.FromFlag: // an option of the command's own
 			s.Origin, s.Requested = engine.FromDefault, nil
