@@ -228,7 +228,7 @@ func TestDescribe(t *testing.T) {
 				}
 			}
 			got := *s
-			got.Dense, got.Roles, got.file, got.fam = nil, nil, nil, family{}
+			got.Dense, got.Roles, got.NextnRoles, got.file, got.fam = nil, nil, nil, nil, family{}
 			if !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)
 			}

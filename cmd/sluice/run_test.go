@@ -60,7 +60,7 @@ func TestRunJSON(t *testing.T) {
 	}
 	counters, _ := at(t, o, "counters").(map[string]any)
 	want := []string{
-		"distinct_experts_total", "emitted_tokens_total", "evictions{lru}", "forwards_total", "host_load_bytes", "host_load_wait_ns",
+		"distinct_experts_total", "emitted_tokens_total", "evictions{lru}", "forwards_total", "host_checksum_retries", "host_load_bytes", "host_load_wait_ns",
 		"host_loads_dropped", "host_loads_failed", "host_loads_total{mmap}", "host_loads_total{pread}", "host_loads_total{slab}",
 		"host_read_bytes", "host_read_retries", "major_faults", "minor_faults", "positions_total", "routed_experts_total", "rss_bytes",
 		"rss_peak_bytes", "tier_hits{lru}", "tier_hits{pinned}", "tier_hits{vram}", "tier_misses",
