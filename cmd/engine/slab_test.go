@@ -40,32 +40,6 @@ func packed(t *testing.T, model string) (gguf, slab string) {
 	return gguf, file.SlabPath()
 }
 
-// started is a model ready to decode.
-func started(t *testing.T, o Options) *Engine {
-	t.Helper()
-	p, err := Prepare(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := p.Load(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { e.Close() })
-	return e
-}
-
-// greedy continues the ids, and returns the tokens and the hash of all logits.
-func greedy(t *testing.T, e *Engine, ids []int32) ([]int32, uint32) {
-	t.Helper()
-	r, err := moe.Generate(context.Background(), e.Model, moe.NewSampler(moe.Sampling{RepeatPenalty: 1}, e.Spec.Vocab),
-		moe.Generation{Prompt: ids, Tokens: 12, Ctx: e.Config.Ctx, Stop: func(int32) bool { return false }, Emit: func(int32) error { return nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r.IDs, r.Witness
-}
-
 // A slab gives the tokens and the bits of its model, in every way to read it,
 // named or found beside the model.
 func TestSlabSameBits(t *testing.T) {
@@ -73,19 +47,19 @@ func TestSlabSameBits(t *testing.T) {
 		t.Run(filepath.Base(model), func(t *testing.T) {
 			gguf, slab := packed(t, model)
 			ids := []int32{5, 17, 3, 99, 4, 20}
-			plain := started(t, Options{Path: gguf, NoSlab: true, Cap: 2})
+			plain := open(t, Options{Path: gguf, NoSlab: true, Cap: 2})
 			if got := plain.Settings.Map()["slab"]; got.Value != "off" || got.Origin != FromFlag {
 				t.Errorf("the slab is %+v with NoSlab", got)
 			}
-			tokens, witness := greedy(t, plain, ids)
+			want := generate(t, plain, ids, 12)
 			for mode := storage.Slab; mode <= storage.MMap; mode++ {
 				for _, path := range []string{gguf, slab} {
-					e := started(t, Options{Path: path, Storage: mode, Cap: 2})
+					e := open(t, Options{Path: path, Storage: mode, Cap: 2})
 					if e.File.Format != "slab" || e.Settings.Map()["slab"].Value != slab {
 						t.Fatalf("%s: the slab is %+v", path, e.Settings.Map()["slab"])
 					}
-					if got, w := greedy(t, e, ids); !slices.Equal(got, tokens) || w != witness {
-						t.Errorf("%v of %s: tokens %v with logits %08x, want %v with %08x", mode, path, got, w, tokens, witness)
+					if got := generate(t, e, ids, 12); !slices.Equal(got.IDs, want.IDs) || got.Witness != want.Witness {
+						t.Errorf("%v of %s: tokens %v with logits %08x, want %v with %08x", mode, path, got.IDs, got.Witness, want.IDs, want.Witness)
 					}
 				}
 			}
@@ -97,7 +71,7 @@ func TestSlabSameBits(t *testing.T) {
 // and no other; those that do not need it give the same bits as ever.
 func TestSlabDamagedExpert(t *testing.T) {
 	gguf, slab := packed(t, "../../models/demo-q4_k_m.gguf")
-	whole := started(t, Options{Path: gguf, NoSlab: true, Cap: 1})
+	whole := open(t, Options{Path: gguf, NoSlab: true, Cap: 1})
 	want := make([][]float32, 40)
 	for id := range want {
 		want[id] = logits(t, whole, int32(id))
@@ -105,7 +79,7 @@ func TestSlabDamagedExpert(t *testing.T) {
 	// The expert is the one that most of what follows does not need: any.
 	key := storage.Key{Layer: 3, Expert: 7}
 	damage(t, slab, key)
-	e := started(t, Options{Path: slab, Cap: 1})
+	e := open(t, Options{Path: slab, Cap: 1})
 	failed := 0
 	for id := range want {
 		e.Model.Rewind(0)
