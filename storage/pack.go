@@ -168,7 +168,7 @@ func (p *packer) begin(ctx context.Context, out string) (resumed int64, err erro
 		p.progress("checking what is there", it)
 	}
 	if err := p.writeAt(first, 0); err != nil {
-		return 0, fmt.Errorf("storage: pack: write %s: %w", name, err)
+		return resumed, fmt.Errorf("storage: pack: write %s: %w", name, err)
 	}
 	p.noted = p.done
 	p.seek()
