@@ -284,7 +284,7 @@ func TestSlabFlippedBit(t *testing.T) {
 			t.Errorf("verification %+v, want %v", v.Bad, key)
 		}
 		for mode := Slab; mode <= MMap; mode++ {
-			src, _, err := s.Source(layers, SourceOptions{Mode: mode})
+			src, err := s.Source(layers, SourceOptions{Mode: mode})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -1004,5 +1004,69 @@ func TestSlabRandomFields(t *testing.T) {
 		}
 		le.PutUint32(b[atHeadSum:], crc32.Checksum(b[:atHeadSum], castagnoli))
 		checkParse(t, b, int64(len(b)))
+	}
+}
+
+// Of two copies of a slab, one damaged, the other answers: every expert and every
+// dense tensor is served, and the bad reads are counted.
+func TestChecksumOtherCopy(t *testing.T) {
+	dir := t.TempDir()
+	m, layers := packable(t, filepath.Join(dir, "m.gguf"), 1, 17)
+	good := pack(t, m, layers)
+	b := readFile(t, m.SlabPath())
+	for _, it := range good.slab.items() {
+		b[it.off+it.n/2] ^= 2
+	}
+	bad := filepath.Join(dir, "bad.slab")
+	writeFile(t, bad, b)
+	for mode := Slab; mode <= Pread; mode++ {
+		s, err := OpenCopies(bad, m.SlabPath())
+		if err != nil {
+			t.Fatal(err)
+		}
+		src := slabSource(t, s, layers, SourceOptions{Mode: mode})
+		f := expertFetches(t, src, layers, 1)[0]
+		for _, k := range allKeys(layers) {
+			if err := load(src, f, k); err != nil {
+				t.Fatal(err)
+			}
+			st := good.slab.stacks[k.Layer/2]
+			if crc32.Checksum(f.Slot[:st.span], castagnoli) != st.sums[k.Expert] {
+				t.Errorf("%v: the damaged bytes are served", k)
+			}
+		}
+		if st := src.Stats(); st.Checksums == 0 || st.Loads != 18 {
+			t.Errorf("stats %+v", st)
+		}
+		src.Close()
+		s.Close()
+	}
+	// Load heals dense tensors too, and refuses the experts' as whole tensors.
+	s, err := OpenCopies(bad, m.SlabPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	src, err := s.Source(layers, SourceOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	dense := slices.DeleteFunc(slices.Clone(s.Tensors), func(x Tensor) bool { return x.stack != nil })
+	arena := must(offheap.Alloc(src.ResidentBytes(dense)))
+	defer offheap.Free(arena)
+	data, _, err := src.Load(context.Background(), arena, dense)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, x := range dense {
+		if !bytes.Equal(data[i], tensorBytes(t, m, x.Name)) {
+			t.Errorf("tensor %s has other bytes", x.Name)
+		}
+	}
+	x, _ := s.Tensor(layers[0].Parts[0])
+	var fe *FormatError
+	if _, _, err := src.Load(context.Background(), arena, []Tensor{x}); !errors.As(err, &fe) {
+		t.Errorf("an expert's part as a whole tensor: %v", err)
 	}
 }
