@@ -67,9 +67,9 @@ func TestInspectPlan(t *testing.T) {
 	want := float64(number(t, d, "dense_bytes"))
 	r := mustRun(t, "run", demo, "2", "-p", "a", "-n", "1")
 	var got float64
-	if i := strings.Index(r.err, "dense "); i < 0 {
+	if i := strings.Index(r.err, "announced: dense "); i < 0 {
 		t.Fatalf("run announces no dense bytes:\n%s", r.err)
-	} else if _, err := fmt.Sscanf(r.err[i:], "dense %f MB", &got); err != nil {
+	} else if _, err := fmt.Sscanf(r.err[i:], "announced: dense %f MB", &got); err != nil {
 		t.Fatalf("%v:\n%s", err, r.err)
 	}
 	if got *= 1e6; got < want-1e3 || got > want+2*4096*200 {
