@@ -1,6 +1,7 @@
 # make          builds bin/sluice
 # make demo     builds it and runs the demo model on a prompt
 # make test     runs every test
+# make generate writes the assembly of backends/cpu from its generator
 # make check    format, vet, staticcheck, race, fuzz smoke, builds for other platforms
 
 GO        ?= go
@@ -14,7 +15,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 export CGO_ENABLED = 0
 
-.PHONY: all demo test check race fuzz clean
+.PHONY: all demo test generate check race fuzz clean
 all: bin/sluice
 
 bin/sluice: FORCE
@@ -37,12 +38,25 @@ test:
 race:
 	CGO_ENABLED=1 $(GO) test -race $(BUILD) ./...
 
+# The groups of kernels, each a .s file and its stubs. ASM is where they go.
+KERNELS := floats
+ASM     ?= backends/cpu
+
+generate:
+	@for group in $(KERNELS); do \
+		(cd backends/cpu/asm && $(GO) run . -out $(abspath $(ASM))/$${group}_amd64.s -stubs $(abspath $(ASM))/$${group}_amd64.go -pkg cpu $$group) || exit 1; \
+	done
+
 check:
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "gofmt would change these files"; exit 1; }
 	$(GO) vet -tags $(TAGS) ./...
 	$(GO) run $(STATICCHECK) -tags $(TAGS) ./...
 	$(GO) mod tidy -diff
 	$(GO) build ./...
+	@dir=$$(mktemp -d) && trap "rm -rf $$dir" EXIT && $(MAKE) -s generate ASM=$$dir && for f in $$dir/*; do \
+		cmp $$f backends/cpu/$${f##*/} || { echo "backends/cpu differs from its generator: make generate"; exit 1; }; \
+	done
+	cd backends/cpu/asm && $(GO) vet ./...
 	GOARCH=arm64 $(GO) vet $(BUILD) ./...
 	GOAMD64=v3 $(GO) test $(BUILD) ./internal/... ./backends/...
 	$(GO) test -tags $(TAGS),invariants -ldflags=$(LDFLAGS) ./tiers/... ./cmd/engine

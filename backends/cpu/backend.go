@@ -1,5 +1,6 @@
-// Package cpu is the plain Go backend. It is complete, runs everywhere, and
-// its bits are the meaning of every other kernel and device.
+// Package cpu is the backend of the host's cores. Its plain Go kernels are
+// complete, run everywhere, and their bits are the meaning of every other kernel
+// and device; kernels.go has the tables of the faster ones.
 //
 // The arithmetic, told in docs/arithmetic.md, is written out in internal/arith (own
 // functions), quantize.go (activations), row.go (matrix rows) and attend.go.
@@ -19,6 +20,7 @@ import (
 // threads. The thread count never changes a bit. One goroutine uses it.
 type Backend struct {
 	pool   *pool
+	level  Level
 	owned  [][]byte // vectors and caches, freed by Close
 	failed error    // what the next Read returns: the first failure since the last
 
@@ -39,17 +41,29 @@ type Backend struct {
 
 var _ backends.Backend = (*Backend)(nil)
 
-// New starts a backend with this many threads, the caller among them. The
-// caller owes a Close.
-func New(threads int) (*Backend, error) {
-	if threads < 1 || threads > 1024 {
-		return nil, fmt.Errorf("backends/cpu: %d threads: give 1 to 1024, best the number of physical cores", threads)
+// Options choose how a backend computes; none of them changes a bit.
+type Options struct {
+	Threads int   // 1 to 1024, the caller among them
+	Level   Level // the kernels; zero is Auto
+}
+
+// New starts a backend. The caller owes a Close.
+func New(o Options) (*Backend, error) {
+	if o.Threads < 1 || o.Threads > 1024 {
+		return nil, fmt.Errorf("backends/cpu: %d threads: give 1 to 1024, best the number of physical cores", o.Threads)
 	}
-	return &Backend{pool: newPool(threads)}, nil
+	level, err := Choose(o.Level)
+	if err != nil {
+		return nil, err
+	}
+	return &Backend{pool: newPool(o.Threads, kernelsFor(level)), level: level}, nil
 }
 
 // Name is "cpu".
 func (b *Backend) Name() string { return "cpu" }
+
+// Level is the level of the kernels that run.
+func (b *Backend) Level() Level { return b.level }
 
 // do runs one step to its end and remembers the first failure since the last Read.
 func (b *Backend) do(name string, s step, items, grain int) {

@@ -15,9 +15,11 @@ import (
 	"sluice/internal/quant"
 )
 
-func open(t testing.TB, threads int) *Backend {
+func open(t testing.TB, threads int) *Backend { return openLevel(t, threads, Auto) }
+
+func openLevel(t testing.TB, threads int, l Level) *Backend {
 	t.Helper()
-	b, err := New(threads)
+	b, err := New(Options{Threads: threads, Level: l})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,11 +27,27 @@ func open(t testing.TB, threads int) *Backend {
 	return b
 }
 
-// TestSteps wants the same bits, those of plain loops, from any thread count.
+// TestSteps wants the same bits, those of plain loops, from any thread count
+// and any kernels.
 func TestSteps(t *testing.T) {
-	for _, threads := range []int{1, 2, 3, 5} {
-		t.Run(fmt.Sprintf("threads=%d", threads), func(t *testing.T) {
-			backendtest.Run(t, func() backends.Backend { return open(t, threads) })
+	levels(t, func(t *testing.T, l Level) {
+		for _, threads := range []int{1, 2, 3, 5} {
+			t.Run(fmt.Sprintf("threads=%d", threads), func(t *testing.T) {
+				backendtest.Run(t, func() backends.Backend { return openLevel(t, threads, l) })
+			})
+		}
+	})
+}
+
+// levels runs a test at each level, and skips, in words, those that this CPU
+// has not.
+func levels(t *testing.T, test func(t *testing.T, l Level)) {
+	for l := Go; l <= AVX512; l++ {
+		t.Run(fmt.Sprintf("kernels=%v", l), func(t *testing.T) {
+			if _, err := Choose(l); err != nil {
+				t.Skip(err)
+			}
+			test(t, l)
 		})
 	}
 }
@@ -203,9 +221,15 @@ func (broken) run(_ *worker, lo, _ int) {
 
 func TestRefusals(t *testing.T) {
 	for _, n := range []int{-1, 0, 5000} {
-		if _, err := New(n); err == nil {
-			t.Errorf("New(%d) gives no error", n)
+		if _, err := New(Options{Threads: n}); err == nil {
+			t.Errorf("New of %d threads gives no error", n)
 		}
+	}
+	if _, err := New(Options{Threads: 1, Level: AVX512 + 1}); err == nil {
+		t.Error("an unknown level gives no error")
+	}
+	if _, err := ParseLevel("sse9"); err == nil {
+		t.Error("an unknown level's name gives no error")
 	}
 	b := open(t, 1)
 	if _, err := b.NewVec(0, 5); err == nil {

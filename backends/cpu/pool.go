@@ -22,6 +22,7 @@ type step interface {
 // Each step, every worker takes part, if only to find that nothing is left:
 // so the fields of a step are written only while no worker looks at them.
 type pool struct {
+	kernels kernels
 	workers []*worker // the first is the caller's
 	ended   sync.WaitGroup
 
@@ -55,10 +56,10 @@ type worker struct {
 // more than the pause between the steps of a token, less than a read of a drive.
 const spins = 20000
 
-func newPool(threads int) *pool {
-	p := &pool{done: make(chan struct{}, 1)}
+func newPool(threads int, k kernels) *pool {
+	p := &pool{kernels: k, done: make(chan struct{}, 1)}
 	for i := range threads {
-		w := &worker{p: p, wake: make(chan struct{}, 1)}
+		w := &worker{p: p, scratch: scratch{k: &p.kernels}, wake: make(chan struct{}, 1)}
 		p.workers = append(p.workers, w)
 		if i > 0 {
 			p.ended.Add(1)

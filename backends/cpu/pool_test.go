@@ -19,7 +19,7 @@ func (c *counted) run(_ *worker, lo, hi int) {
 func TestPoolDoesEachItemOnce(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for _, threads := range []int{1, 2, 3, 8} {
-		p := newPool(threads)
+		p := newPool(threads, kernelsFor(Go))
 		var c counted
 		const rounds = 300
 		for round := range rounds {
@@ -48,7 +48,7 @@ func TestPoolDoesEachItemOnce(t *testing.T) {
 // step already, by a start that was held up between its workers. It must not
 // take part twice.
 func TestPoolParksAgain(t *testing.T) {
-	p := newPool(2)
+	p := newPool(2, kernelsFor(Go))
 	w := p.workers[1]
 	ended := make(chan struct{})
 	go func() {

@@ -90,6 +90,7 @@ func (s *products) run(w *worker, lo, hi int) {
 
 // A scratch is the memory of one worker.
 type scratch struct {
+	k        *kernels
 	block    quant.Block
 	lane     [8][tile]float32
 	lane16   [tile][16]float32
@@ -288,7 +289,7 @@ func (p *product) floatRow(s *scratch, row []byte, n int) {
 		decodeFloats(p.m.Type, w, row[c*p.rowLen/cols:])
 		for j := range n {
 			at := s.row[j]*cols + c
-			dotLanes(&s.lane16[j], w, p.in.f[at:at+len(w)])
+			s.k.dotLanes(&s.lane16[j], w, p.in.f[at:at+len(w)])
 		}
 	}
 }

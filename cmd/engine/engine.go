@@ -27,11 +27,12 @@ type Options struct {
 	Copies  []string // further paths of the same model, on other drives
 	Cap     int      // experts per layer that stay in RAM; 0: as many as fit
 	Storage storage.Mode
-	Depth   int  // reads at a drive at once; 0: found while loading
-	NoSlab  bool // do not look for a slab beside the model
-	Threads int  // 0: every core that this process may use
-	Chunk   int  // most positions of one forward pass; 0: 512
-	Ctx     int  // positions of the context; 0: what the model was trained for, at most 4096
+	Depth   int       // reads at a drive at once; 0: found while loading
+	NoSlab  bool      // do not look for a slab beside the model
+	Threads int       // 0: every core that this process may use
+	Kernels cpu.Level // of the CPU backend; 0: the best that this CPU has
+	Chunk   int       // most positions of one forward pass; 0: 512
+	Ctx     int       // positions of the context; 0: what the model was trained for, at most 4096
 	KV      backends.KVType
 }
 
@@ -52,6 +53,7 @@ type Plan struct {
 	Source   storage.Source  // of the experts: the same
 	Config   moe.Config
 	Threads  int
+	Kernels  cpu.Level
 	Cap      tiers.CapPlan
 	Ledger   *tiers.Ledger
 	Settings Settings // effective values; origins are "flag" where an option was given
@@ -92,6 +94,14 @@ func (p *Plan) prepare(o Options) (err error) {
 	p.set("chunk", p.Config.Chunk, o.Chunk != 0)
 	p.Threads = cmp.Or(o.Threads, runtime.GOMAXPROCS(0))
 	p.set("threads", p.Threads, o.Threads != 0)
+	if p.Kernels, err = cpu.Choose(o.Kernels); err != nil {
+		return err
+	}
+	kernels := Setting{Name: "cpu-kernels", Value: p.Kernels.String(), Origin: FromAuto}
+	if o.Kernels != cpu.Auto {
+		kernels.Origin = FromEnvironment
+	}
+	p.Settings.Set(kernels)
 
 	if p.Reader, err = p.File.Source(p.Spec.Roles, storage.SourceOptions{Mode: o.Storage, Depth: o.Depth}); err != nil {
 		return err
@@ -266,7 +276,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	for i, t := range e.Spec.Dense {
 		resident[t.Name] = data[i]
 	}
-	if e.backend, err = cpu.New(e.Threads); err != nil {
+	if e.backend, err = cpu.New(cpu.Options{Threads: e.Threads, Level: e.Kernels}); err != nil {
 		return err
 	}
 	e.Cache, err = tiers.New(e.Source, tiers.Options{Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.Spec.Roles, Ledger: e.Ledger})

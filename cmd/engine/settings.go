@@ -8,11 +8,12 @@ import (
 
 // Where the effective value of a setting came from.
 const (
-	FromFlag     = "flag"     // --name VALUE
-	FromArgument = "argument" // a positional argument
-	FromFile     = "file"     // the model's metadata
-	FromDefault  = "default"  // nobody said otherwise
-	FromAuto     = "auto"     // fitted to this machine
+	FromFlag        = "flag"        // --name VALUE
+	FromArgument    = "argument"    // a positional argument
+	FromEnvironment = "environment" // a variable SLUICE_...
+	FromFile        = "file"        // the model's metadata
+	FromDefault     = "default"     // nobody said otherwise
+	FromAuto        = "auto"        // fitted to this machine
 )
 
 // A Setting is one value that a run depends on, as it took effect. Requested

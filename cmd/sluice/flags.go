@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sluice/backends"
+	"sluice/backends/cpu"
 	"sluice/cmd/engine"
 	"sluice/storage"
 )
@@ -136,6 +137,9 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 	}
 	if len(*m.models) > 1 {
 		o.Copies = (*m.models)[1:]
+	}
+	if o.Kernels, err = cpu.ParseLevel(os.Getenv("SLUICE_CPU")); err != nil {
+		return o, usagef("SLUICE_CPU: %v", err)
 	}
 	o.Path, err = modelPath(*m.model)
 	return o, err
