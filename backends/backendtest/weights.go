@@ -34,51 +34,93 @@ func Weights(rng *rand.Rand, t quant.Type, n int) []byte {
 	for i := range b {
 		b[i] = byte(rng.Uint32())
 	}
-	scale := func() uint16 {
-		switch rng.IntN(12) {
-		case 0:
-			return uint16(rng.IntN(2)) << 15 // +-0
-		case 1:
-			return uint16(rng.IntN(0x400)) // subnormal
-		default:
-			return uint16(rng.IntN(2))<<15 | uint16(0x2000+rng.IntN(0x800)) // 2^-7 .. 2^-5
-		}
-	}
 	_, bytes := t.Block()
 	for at := 0; at < len(b); at += bytes {
-		p := b[at : at+bytes]
-		switch t {
-		case quant.F32:
-			binary.LittleEndian.PutUint32(p, math.Float32bits(floatWeight(rng)))
-		case quant.F16:
-			binary.LittleEndian.PutUint16(p, quant.ToF16(floatWeight(rng)))
-		case quant.BF16:
-			binary.LittleEndian.PutUint16(p, quant.ToBF16(floatWeight(rng)))
-		case quant.MXFP4:
-			p[0] = byte(115 + rng.IntN(10))
-			if rng.IntN(12) == 0 {
-				p[0] = byte(rng.IntN(90)) // about the cut at 83
+		setScales(rng, t, b[at:at+bytes], func() uint16 {
+			switch rng.IntN(12) {
+			case 0:
+				return uint16(rng.IntN(2)) << 15 // +-0
+			case 1:
+				return uint16(rng.IntN(0x400)) // subnormal
+			default:
+				return uint16(rng.IntN(2))<<15 | uint16(0x2000+rng.IntN(0x800)) // 2^-7 .. 2^-5
 			}
-		case quant.NVFP4:
-			for i := range 4 {
-				p[i] = byte(rng.IntN(0x50))
-			}
-		case quant.IQ1_M: // the scale's nibbles lie in the tops of four words
-			s := scale()
-			for i := range 4 {
-				w := binary.LittleEndian.Uint16(p[48+2*i:])
-				binary.LittleEndian.PutUint16(p[48+2*i:], w&0x0fff|s>>(4*i)<<12)
-			}
-		default:
-			if halves[t] == nil {
-				panic(fmt.Sprintf("backendtest: no places of scales for %v", t))
-			}
-			for _, o := range halves[t] {
-				binary.LittleEndian.PutUint16(p[o:], scale())
-			}
-		}
+		})
 	}
 	return b
+}
+
+// Extremes makes n elements of a block type at the ends of what it can hold: all
+// codes and sub-scales at one end, or at both by turns, or random; scales zero,
+// subnormal, the largest, and, if wild, any bits at all, infinities and NaN among them.
+func Extremes(rng *rand.Rand, t quant.Type, n int, wild bool) []byte {
+	b := make([]byte, t.RowBytes(n))
+	_, bytes := t.Block()
+	fills := []byte{0x00, 0x7f, 0x80, 0xff, 0x0f, 0xf0, 0x88, 0x77}
+	for at := 0; at < len(b); at += bytes {
+		p := b[at : at+bytes]
+		one, other := fills[rng.IntN(len(fills))], fills[rng.IntN(len(fills))]
+		kind := rng.IntN(3)
+		for i := range p {
+			switch {
+			case kind == 0:
+				p[i] = byte(rng.Uint32())
+			case kind == 1 || i%2 == 0:
+				p[i] = one
+			default:
+				p[i] = other
+			}
+		}
+		if wild && rng.IntN(8) == 0 {
+			continue // the scales too are what the codes are
+		}
+		setScales(rng, t, p, func() uint16 {
+			sign := uint16(rng.IntN(2)) << 15
+			switch {
+			case wild && rng.IntN(6) == 0:
+				return uint16(rng.Uint32()) | 0x7c00 // not finite
+			case rng.IntN(3) == 0:
+				return sign | [...]uint16{0, 1, 0x3ff, 0x400, 0x7bff}[rng.IntN(5)]
+			default:
+				return sign | uint16(rng.IntN(0x7c00))
+			}
+		})
+	}
+	return b
+}
+
+// setScales gives the block p of type t scales, from half where they are f16.
+func setScales(rng *rand.Rand, t quant.Type, p []byte, half func() uint16) {
+	switch t {
+	case quant.F32:
+		binary.LittleEndian.PutUint32(p, math.Float32bits(floatWeight(rng)))
+	case quant.F16:
+		binary.LittleEndian.PutUint16(p, quant.ToF16(floatWeight(rng)))
+	case quant.BF16:
+		binary.LittleEndian.PutUint16(p, quant.ToBF16(floatWeight(rng)))
+	case quant.MXFP4:
+		p[0] = byte(115 + rng.IntN(10))
+		if rng.IntN(12) == 0 {
+			p[0] = byte(rng.IntN(90)) // about the cut at 83
+		}
+	case quant.NVFP4:
+		for i := range 4 {
+			p[i] = byte(rng.IntN(0x50))
+		}
+	case quant.IQ1_M: // the scale's nibbles lie in the tops of four words
+		s := half()
+		for i := range 4 {
+			w := binary.LittleEndian.Uint16(p[48+2*i:])
+			binary.LittleEndian.PutUint16(p[48+2*i:], w&0x0fff|s>>(4*i)<<12)
+		}
+	default:
+		if halves[t] == nil {
+			panic(fmt.Sprintf("backendtest: no places of scales for %v", t))
+		}
+		for _, o := range halves[t] {
+			binary.LittleEndian.PutUint16(p[o:], half())
+		}
+	}
 }
 
 func floatWeight(rng *rand.Rand) float32 {

@@ -70,9 +70,9 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 		b.prepare(&b.in, formOf(j.Expert.Gate.Type.ActBlock()), from.rows())
 		b.prepare(&b.in, formOf(j.Expert.Up.Type.ActBlock()), from.rows())
 		p := product{m: j.Expert.Gate, in: &b.in, n: len(j.Rows), inRow: j.Rows, inDiv: int32(k), y: b.gate[base*ff:], stride: ff}
-		b.products.add(p)
+		b.products.add(&b.pool.kernels, p)
 		p.m, p.y = j.Expert.Up, b.up[base*ff:]
-		b.products.add(p)
+		b.products.add(&b.pool.kernels, p)
 		base += len(j.Rows)
 	}
 	b.do("ExpertGroup", &b.products, b.products.items, 1)
@@ -88,7 +88,7 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 			continue
 		}
 		b.prepare(&b.hidden, formOf(j.Expert.Down.Type.ActBlock()), b.gate)
-		b.products.add(product{m: j.Expert.Down, in: &b.hidden, n: len(j.Rows), inBase: base, y: to.data, yRow: j.Rows, stride: to.dim})
+		b.products.add(&b.pool.kernels, product{m: j.Expert.Down, in: &b.hidden, n: len(j.Rows), inBase: base, y: to.data, yRow: j.Rows, stride: to.dim})
 		base += len(j.Rows)
 	}
 	b.do("ExpertGroup", &b.products, b.products.items, 1)

@@ -2,4 +2,11 @@
 
 package cpu
 
-var dotLanesKernels = []kernel[func(l *[16]float32, w, x []float32)]{{Go, dotLanes}}
+import "sluice/internal/quant"
+
+var (
+	dotLanesKernels = []kernel[func(l *[16]float32, w, x []float32)]{{Go, dotLanes}}
+	sumRowsKernels  = []kernel[func(y, terms *float32, rows, blocks int)]{{Go, sumRows}}
+)
+
+func rowKernels(quant.Type) []kernel[rowKernel] { return []kernel[rowKernel]{{level: Go}} }

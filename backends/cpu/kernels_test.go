@@ -6,6 +6,10 @@ import (
 	"math/rand/v2"
 	"testing"
 	"unsafe"
+
+	"sluice/backends"
+	"sluice/backends/backendtest"
+	"sluice/internal/quant"
 )
 
 // each runs test with every kernel of a table but the first, whose results it
@@ -88,4 +92,109 @@ func TestDotLanes(t *testing.T) {
 			check(t, fmt.Sprintf("%d elements", n))
 		}
 	})
+}
+
+// TestRowKernels wants plain Go's bits from the kernels of each type: rows of
+// 1 to 70 blocks, 1 to 9 rows, weights at odd places.
+func TestRowKernels(t *testing.T) {
+	for _, typ := range backendtest.Types {
+		if len(rowKernels(typ)) == 1 {
+			continue
+		}
+		t.Run(typ.String(), func(t *testing.T) {
+			levels(t, func(t *testing.T, l Level) {
+				if l == Go {
+					t.Skip("what the others are compared with")
+				}
+				rng := rand.New(rand.NewPCG(uint64(typ), 1))
+				for blocks := 1; blocks <= 70; blocks++ {
+					testRows(t, rng, l, typ, blocks, 1+rng.IntN(9), []int{1, 2, 3, 8, 33}[rng.IntN(5)])
+				}
+				for _, n := range []int{1, 2, 3, 8, 33} {
+					for _, rows := range []int{1, 8, 9, 40} {
+						testRows(t, rng, l, typ, 8, rows, n)
+						testRows(t, rng, l, typ, 3, rows, n)
+					}
+				}
+			})
+		})
+	}
+}
+
+// testRows multiplies a matrix by n positions at level l and in plain Go.
+func testRows(t *testing.T, rng *rand.Rand, l Level, typ quant.Type, blocks, rows, n int) {
+	t.Helper()
+	what := fmt.Sprintf("%d rows of %d blocks, %d positions", rows, blocks, n)
+	elems, _ := typ.Block()
+	cols := blocks * elems
+	act := typ.ActBlock()
+	var data []byte
+	if kind := rng.IntN(3); kind == 0 {
+		data = backendtest.Weights(rng, typ, rows*cols)
+	} else {
+		data = backendtest.Extremes(rng, typ, rows*cols, kind == 1)
+	}
+	w, check := guarded(rng, data)
+	in := someInputs(rng, n, cols, act)
+	var bias []float32
+	if rng.IntN(2) == 0 {
+		bias = backendtest.Vectors(rng, 1, rows, 0)
+	}
+	stride := rows + rng.IntN(3)
+	var yRow []int32
+	for _, j := range rng.Perm(n) {
+		yRow = append(yRow, int32(j))
+	}
+	var y [2][]float32
+	var checks [2]func(testing.TB, string)
+	first := someFloats(rng, n*stride)
+	for i, level := range []Level{Go, l} {
+		y[i], checks[i] = guarded(rng, first)
+		k := kernelsFor(level)
+		var s products
+		s.add(&k, product{
+			m:  backends.Matrix{Type: typ, Rows: rows, Cols: cols, Data: w},
+			in: in, n: n, bias: bias, y: y[i], yRow: yRow, stride: stride,
+		})
+		s.run(&worker{scratch: scratch{k: &k}}, 0, s.items)
+		checks[i](t, what)
+		check(t, what)
+	}
+	sameFloats(t, what, y[1], y[0])
+}
+
+// someInputs are n vectors in the quantized form that blocks of act meet: codes
+// random or at their ends, scales of all sizes.
+func someInputs(rng *rand.Rand, n, cols, act int) *inputs {
+	in := &inputs{n: n, cols: cols, serial: rng.Uint64()}
+	q := &in.q[formOf(act)]
+	q.block = act
+	q.grow(n * cols)
+	for b := range q.scale {
+		kind := rng.IntN(4)
+		for i := range act {
+			c := rng.IntN(255) - 127
+			switch kind {
+			case 0:
+				c = 127
+			case 1:
+				c = -127
+			case 2:
+				c = 127 - 254*(i/16%2)
+			}
+			q.code[b*act+i] = int8(c)
+		}
+		q.scale[b] = float32(math.Ldexp(rng.Float64(), rng.IntN(60)-50))
+		if rng.IntN(10) == 0 {
+			clear(q.code[b*act : (b+1)*act])
+			q.scale[b] = 0
+		}
+		for g := range act / 16 {
+			q.sum[b*act/16+g] = 0
+			for _, c := range q.code[b*act+16*g:][:16] {
+				q.sum[b*act/16+g] += int32(c)
+			}
+		}
+	}
+	return in
 }

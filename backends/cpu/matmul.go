@@ -27,7 +27,7 @@ func (b *Backend) MatMul(y []backends.Vec, w []backends.Linear, x backends.Vec) 
 			continue
 		}
 		b.prepare(&b.in, formOf(l.Type.ActBlock()), v.rows())
-		b.products.add(product{m: l.Matrix, bias: l.Bias, in: &b.in, n: v.n, y: out.data, stride: out.dim})
+		b.products.add(&b.pool.kernels, product{m: l.Matrix, bias: l.Bias, in: &b.in, n: v.n, y: out.data, stride: out.dim})
 	}
 	b.do("MatMul", &b.products, b.products.items, 1)
 	b.products.drop()

@@ -33,6 +33,7 @@ type product struct {
 	act     int // elements of an activation block; 0 for float rows
 	rowLen  int // bytes
 	unpack  quant.Unpacker
+	kernel  rowKernel
 	first   int // number of its first item among those of all products
 	perItem int // rows of an item
 }
@@ -46,8 +47,9 @@ type products struct {
 // add appends one product. Its items are about itemWork multiply-adds; with
 // several positions at least 32 rows, so that packing their codes, which each
 // item does for itself, is a small part of it.
-func (s *products) add(p product) {
+func (s *products) add(k *kernels, p product) {
 	t := p.m.Type
+	p.kernel = k.rows[t]
 	p.kind, p.act = t.Kind(), t.ActBlock()
 	p.form, p.rowLen = formOf(p.act), t.RowBytes(p.m.Cols)
 	if p.kind != quant.Float {
@@ -99,6 +101,7 @@ type scratch struct {
 	packed   []int64   // [tile/3, cols]: codes of three positions of the tile
 	pairs    []uint64  // [cols/2]: codes of its only position
 	packedOf packing   // what is in them
+	fast     rowScratch
 	attend   attendScratch
 }
 
@@ -115,6 +118,10 @@ type packing struct {
 
 // rows computes rows lo..hi of the product for all of its positions.
 func (p *product) rows(s *scratch, lo, hi int) {
+	tile := tile
+	if p.kernel.run != nil {
+		tile = mostPositions
+	}
 	for t := 0; t < p.n; t += tile {
 		n := min(tile, p.n-t)
 		for j := range n {
@@ -122,6 +129,10 @@ func (p *product) rows(s *scratch, lo, hi int) {
 			if p.inRow != nil {
 				s.row[j] = int(p.inRow[t+j] / p.inDiv)
 			}
+		}
+		if p.kernel.run != nil {
+			p.fastRows(s, t, n, lo, hi)
+			continue
 		}
 		if p.act != 0 {
 			p.pack(s, t, n)
@@ -158,13 +169,19 @@ func (p *product) put(j, r int, v float32) {
 	p.y[j*p.stride+r] = v
 }
 
-// pack fills s.pairs with the codes of the tile's only position, or s.packed
-// with those of its n positions, the tile being t, t+1, ... of the product.
-func (p *product) pack(s *scratch, t, n int) {
+// packing names n positions of the product from t on.
+func (p *product) packing(s *scratch, t, n int) packing {
 	is := packing{p.in, p.in.serial, p.form, nil, s.row[0], n}
 	if n > 1 && p.inRow != nil {
 		is.rows, is.base = &p.inRow[t], 0
 	}
+	return is
+}
+
+// pack fills s.pairs with the codes of the tile's only position, or s.packed
+// with those of its n positions, the tile being t, t+1, ... of the product.
+func (p *product) pack(s *scratch, t, n int) {
+	is := p.packing(s, t, n)
 	if s.packedOf == is {
 		return
 	}

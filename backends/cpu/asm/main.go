@@ -16,6 +16,8 @@ package main
 import (
 	"flag"
 	"fmt"
+	"go/token"
+	"go/types"
 	"os"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -23,7 +25,15 @@ import (
 
 func main() {
 	groups := map[string]func(){
-		"floats": floats,
+		"floats":  floats,
+		"rows512": rows512,
+	}
+	// Signatures may name these types of backends/cpu; avo looks no further than
+	// the universe.
+	for _, name := range []string{"rowArgs"} {
+		t := types.NewTypeName(token.NoPos, nil, name, nil)
+		types.NewNamed(t, types.NewStruct(nil, nil), nil)
+		types.Universe.Insert(t)
 	}
 	flag.Parse()
 	name := flag.Arg(0)

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// The fields of rowArgs in backends/cpu/rows.go, eight bytes each.
+const (
+	rowW = 8 * iota
+	rowGroups
+	rowCodes
+	rowScale
+	rowSum
+	rowCodeStride
+	rowScaleStride
+	rowSumStride
+	rowBlocks
+	rowStart
+	rowStep
+	rowN
+	rowTerms
+	rowTermStride
+	rowPart
+)
+
+// partBytes is the first part of rowArgs.part: sums of eight blocks and eight
+// positions. What follows is for one group of blocks.
+const partBytes = 8 * 8 * 64
+
+// A rowKernel multiplies a run of weight blocks, eight at a time, by the codes
+// of one to eight positions; terms of the blocks come out, in their order.
+type rowKernel struct {
+	name       string
+	blockBytes int // of weights
+	act        int // codes of a block: 32 or 256
+	sumBytes   int // of the sums of a block's codes, for one position
+
+	args  reg.GPVirtual
+	w     reg.GPVirtual // first block of the group
+	x     reg.GPVirtual // codes of the first position at the group
+	d     reg.GPVirtual // its scales
+	sum   reg.GPVirtual // its sums
+	terms reg.GPVirtual
+	loops int
+}
+
+// emit writes the kernel: setup once, then body for each group of eight blocks.
+func (r *rowKernel) emit(setup, body func()) {
+	TEXT(r.name, NOSPLIT, "func(a *rowArgs)")
+	r.args = Load(Param("a"), GP64()).(reg.GPVirtual)
+	field := func(at int) reg.GPVirtual {
+		g := GP64()
+		MOVQ(Mem{Base: r.args, Disp: at}, g)
+		return g
+	}
+	setup()
+	r.w, r.terms = field(rowW), field(rowTerms)
+	start := field(rowStart)
+	Label("group")
+	r.x, r.d, r.sum = field(rowCodes), field(rowScale), field(rowSum)
+	t := GP64()
+	offset := func(bytes int, to reg.Register) {
+		if bytes == 4 {
+			LEAQ(Mem{Base: to, Index: start, Scale: 4}, to)
+			return
+		}
+		IMUL3Q(I32(int32(bytes)), start, t)
+		ADDQ(t, to)
+	}
+	offset(r.act, r.x)
+	offset(4, r.d)
+	offset(r.sumBytes, r.sum)
+	body()
+	ADDQ(I32(int32(8*r.blockBytes)), r.w)
+	ADDQ(Imm(32), r.terms)
+	ADDQ(Mem{Base: r.args, Disp: rowStep}, start)
+	MOVQ(start, t)
+	SUBQ(Mem{Base: r.args, Disp: rowBlocks}, t)
+	CMOVQGE(t, start)
+	DECQ(Mem{Base: r.args, Disp: rowGroups})
+	JNZ(LabelRef("group"))
+	VZEROUPPER()
+	RET()
+}
+
+// at is a place in the weights: byte b of block k of the group.
+func (r *rowKernel) at(k, b int) Mem { return Mem{Base: r.w, Disp: k*r.blockBytes + b} }
+
+// part is a place in the scratch memory behind the partial sums.
+func (r *rowKernel) part() reg.GPVirtual {
+	p := GP64()
+	MOVQ(Mem{Base: r.args, Disp: rowPart}, p)
+	return p
+}
+
+// prefetch asks for the lines 4 KiB ahead of bytes lo..hi of the group.
+func (r *rowKernel) prefetch(lo, hi int) {
+	for b := (lo + 63) &^ 63; b < hi; b += 64 {
+		PREFETCHT0(Mem{Base: r.w, Disp: 4096 + b})
+	}
+}
+
+// positions runs body for each position, with its terms; r.x, r.d and r.sum are
+// its codes, scales and sums. It comes last in a group.
+func (r *rowKernel) positions(body func(terms reg.GPVirtual)) {
+	n, terms := GP64(), GP64()
+	MOVQ(Mem{Base: r.args, Disp: rowN}, n)
+	MOVQ(r.terms, terms)
+	label := r.label("position")
+	Label(label)
+	body(terms)
+	for _, s := range []struct {
+		g  reg.GPVirtual
+		at int
+	}{{r.x, rowCodeStride}, {r.d, rowScaleStride}, {r.sum, rowSumStride}, {terms, rowTermStride}} {
+		ADDQ(Mem{Base: r.args, Disp: s.at}, s.g)
+	}
+	DECQ(n)
+	JNZ(LabelRef(label))
+}
+
+// label makes a label of its own for this kernel.
+func (r *rowKernel) label(s string) string {
+	r.loops++
+	return fmt.Sprintf("%s%d", s, r.loops)
+}

@@ -1,0 +1,250 @@
+package cpu
+
+import (
+	"unsafe"
+
+	"sluice/internal/quant"
+)
+
+// A rowKernel multiplies the blocks of a type by the codes of a few positions.
+// The zero one stands for the plain Go of row.go.
+type rowKernel struct {
+	form codeForm
+	run  func(*rowArgs)
+}
+
+// mostPositions is what a row kernel takes at once.
+const mostPositions = 8
+
+// A codeForm is how a row kernel wants a position's codes and their sums.
+type codeForm struct {
+	order codeOrder
+	sums  sumForm
+}
+
+// A codeOrder is an order of codes.
+type codeOrder uint8
+
+const (
+	natural codeOrder = iota
+	split32           // the first halves of all blocks of 32, then the second halves
+	pairs32           // of 128 codes, in groups of 32: 0 2 1 3
+)
+
+// A sumForm says which sums of a block's codes a kernel meets.
+type sumForm uint8
+
+const (
+	sumOf32  sumForm = iota // int32, one for a block of 32
+	sumsOf32                // int16, eight for a block of 256
+	sumsOf16                // int16, sixteen for a block of 256
+)
+
+// rowArgs are the arguments of a row kernel. It takes the blocks of a run of
+// rows as one stream, eight at a time, and writes their terms in this order.
+// Behind the last block of a position's codes, scales and sums, its first eight
+// come again (and again, if it has fewer), so that a group may begin at any block.
+//
+// Assembly reads the fields: asm/rows.go has their order.
+type rowArgs struct {
+	w                                  *byte    // the first block
+	groups                             int      // of eight blocks, at least 1; the kernel counts it down
+	codes                              *int8    // of the first position
+	scale                              *float32 // one a block
+	sum                                *byte    // in the kernel's sumForm
+	codeStride, scaleStride, sumStride int      // bytes from one position to the next
+	blocks                             int      // of a row
+	start                              int      // block of the row that the first one is
+	step                               int      // 8 modulo blocks
+	n                                  int      // positions, 1..mostPositions
+	terms                              *float32 // [n, 8*groups] out
+	termStride                         int      // bytes from one position to the next
+	part                               *byte    // partBytes of the kernel's own, at a multiple of 64
+}
+
+const (
+	partBytes = mostPositions*8*64 + 1024
+	mostTerms = 1 << 14 // of one call, for all positions: they stay in the cache
+	// mostTail is eight blocks of the largest kind.
+	mostTail = 8 * 400
+)
+
+// A rowScratch is a worker's memory for row kernels.
+type rowScratch struct {
+	args     rowArgs
+	codes    []int8
+	scale    []float32
+	sum      []byte
+	terms    []float32
+	tail     [mostTail]byte
+	part     []byte
+	packedOf rowPacking
+}
+
+// A rowPacking names what is packed.
+type rowPacking struct {
+	packing
+	code codeForm
+}
+
+// fastRows computes rows lo..hi for positions t..t+n of the product, whose
+// numbers in the inputs are in s.row.
+func (p *product) fastRows(s *scratch, t, n, lo, hi int) {
+	f := &s.fast
+	p.packRows(s, t, n)
+	blocks := p.m.Cols / p.act
+	blockBytes := p.rowLen / blocks
+	step := max(1, mostTerms/(blocks*n))
+	if step >= 8 {
+		step &^= 7 // whole groups
+	}
+	stride := step*blocks + 8
+	f.terms = grown(f.terms, n*stride)
+	a := &f.args
+	a.blocks, a.step, a.n, a.termStride = blocks, 8%blocks, n, 4*stride
+	a.codes, a.scale, a.sum, a.part = &f.codes[0], &f.scale[0], &f.sum[0], &f.part[0]
+	for r := lo; r < hi; r += step {
+		rows := min(step, hi-r)
+		data := p.m.Data[r*p.rowLen : (r+rows)*p.rowLen]
+		all := rows * blocks
+		if whole := all / 8; whole > 0 {
+			a.w, a.groups, a.start, a.terms = &data[0], whole, 0, &f.terms[0]
+			p.kernel.run(a)
+		}
+		if done := all &^ 7; done < all {
+			copy(f.tail[:], data[done*blockBytes:])
+			a.w, a.groups, a.start, a.terms = &f.tail[0], 1, done%blocks, &f.terms[done]
+			p.kernel.run(a)
+		}
+		for j := range n {
+			at := t + j
+			if p.yRow != nil {
+				at = int(p.yRow[at])
+			}
+			y := p.y[at*p.stride+r : at*p.stride+r+rows]
+			s.k.sumRows(&y[0], &f.terms[j*stride], rows, blocks)
+			if p.bias != nil {
+				for i, b := range p.bias[r : r+rows] {
+					y[i] += b
+				}
+			}
+		}
+	}
+}
+
+// sumRows is y[r] = the eight lanes and the tree over the blocks terms of row r.
+func sumRows(y, terms *float32, rows, blocks int) {
+	to, from := unsafe.Slice(y, rows), unsafe.Slice(terms, rows*blocks)
+	for r := range to {
+		var l [8]float32
+		for b, t := range from[r*blocks : (r+1)*blocks] {
+			l[b&7] += t
+		}
+		to[r] = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
+	}
+}
+
+// packRows fills the scratch with positions t..t+n in the form of p's kernel.
+func (p *product) packRows(s *scratch, t, n int) {
+	f := &s.fast
+	is := rowPacking{p.packing(s, t, n), p.kernel.form}
+	if f.packedOf == is {
+		return
+	}
+	f.packedOf = is
+	q := &p.in.q[p.form]
+	blocks := p.m.Cols / p.act
+	more := blocks + 8
+	sumBytes := [...]int{sumOf32: 4, sumsOf32: 16, sumsOf16: 32}[is.code.sums]
+	a := &f.args
+	a.codeStride, a.scaleStride, a.sumStride = more*p.act, (more*4+63)&^63, (more*sumBytes+63)&^63
+	f.codes = aligned(f.codes, n*a.codeStride)
+	f.scale = aligned(f.scale, n*a.scaleStride/4)
+	f.sum = aligned(f.sum, n*a.sumStride)
+	f.part = aligned(f.part, partBytes)
+	for j := range n {
+		x := s.row[j]
+		codes := q.code[x*p.m.Cols : (x+1)*p.m.Cols]
+		orderCodes(f.codes[j*a.codeStride:(j+1)*a.codeStride], codes, is.code.order, p.act)
+		scale := f.scale[j*a.scaleStride/4:][:more]
+		repeat(scale, q.scale[x*blocks:(x+1)*blocks])
+		sumCodes(f.sum[j*a.sumStride:][:more*sumBytes], q.sum[x*p.m.Cols/16:(x+1)*p.m.Cols/16], is.code.sums)
+	}
+}
+
+// repeat fills dst, which is longer, with src again and again.
+func repeat[T any](dst, src []T) {
+	for n := copy(dst, src); n < len(dst); n *= 2 {
+		copy(dst[n:], dst[:n])
+	}
+}
+
+// orderCodes fills dst with the blocks of src in this order, the first eight
+// blocks again behind them.
+func orderCodes(dst, src []int8, order codeOrder, block int) {
+	switch order {
+	case split32:
+		half := len(dst) / 2
+		lo, hi := dst[:half], dst[half:]
+		n := len(src) / 2
+		for i := 0; i < n; i += 16 {
+			copy(lo[i:i+16], src[2*i:2*i+16])
+			copy(hi[i:i+16], src[2*i+16:2*i+32])
+		}
+		repeat(lo, lo[:n])
+		repeat(hi, hi[:n])
+		return
+	case pairs32:
+		for i := 0; i < len(src); i += 128 {
+			d, s := (*[4][32]int8)(unsafe.Pointer(&dst[i])), (*[4][32]int8)(unsafe.Pointer(&src[i]))
+			d[0], d[1], d[2], d[3] = s[0], s[2], s[1], s[3]
+		}
+		repeat(dst, dst[:len(src)])
+	default:
+		repeat(dst, src)
+	}
+}
+
+// sumCodes fills dst from the sums of 16 codes each, the first eight blocks
+// again behind them.
+func sumCodes(dst []byte, sum []int32, form sumForm) {
+	switch form {
+	case sumOf32:
+		to := unsafe.Slice((*int32)(unsafe.Pointer(&dst[0])), len(dst)/4)
+		for i := range len(sum) / 2 {
+			to[i] = sum[2*i] + sum[2*i+1]
+		}
+		repeat(to, to[:len(sum)/2])
+	case sumsOf32:
+		to := unsafe.Slice((*int16)(unsafe.Pointer(&dst[0])), len(dst)/2)
+		for i := range len(sum) / 2 {
+			to[i] = int16(sum[2*i] + sum[2*i+1])
+		}
+		repeat(to, to[:len(sum)/2])
+	default:
+		to := unsafe.Slice((*int16)(unsafe.Pointer(&dst[0])), len(dst)/2)
+		for i, v := range sum {
+			to[i] = int16(v)
+		}
+		repeat(to, to[:len(sum)])
+	}
+}
+
+// aligned is grown, in memory that begins at a multiple of 64.
+func aligned[T any](s []T, n int) []T {
+	if cap(s) < n {
+		var zero T
+		size := int(unsafe.Sizeof(zero))
+		s = make([]T, n+64/size)
+		s = s[(64-int(uintptr(unsafe.Pointer(&s[0]))&63))/size:]
+	}
+	return s[:n]
+}
+
+// rowKernelsOf picks the row kernel of each type.
+func rowKernelsOf(l Level) (k [quant.NVFP4 + 1]rowKernel) {
+	for t := range k {
+		k[t] = pick(l, rowKernels(quant.Type(t)))
+	}
+	return k
+}
