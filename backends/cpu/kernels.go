@@ -8,6 +8,7 @@ import "sluice/internal/quant"
 type kernels struct {
 	dotLanes func(l *[16]float32, w, x []float32)      // as dotLanes
 	rows     [quant.NVFP4 + 1]rowKernel                // by type; the zero one: plain Go
+	tiles    [quant.NVFP4 + 1]tileKernel               // the same
 	sumRows  func(y, terms *float32, rows, blocks int) // as sumRows
 }
 
@@ -15,6 +16,7 @@ func kernelsFor(l Level) kernels {
 	return kernels{
 		dotLanes: pick(l, dotLanesKernels),
 		rows:     rowKernelsOf(l),
+		tiles:    tileKernelsOf(l),
 		sumRows:  pick(l, sumRowsKernels),
 	}
 }

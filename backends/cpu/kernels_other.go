@@ -10,3 +10,5 @@ var (
 )
 
 func rowKernels(quant.Type) []kernel[rowKernel] { return []kernel[rowKernel]{{level: Go}} }
+
+func tileKernels(quant.Type) []kernel[tileKernel] { return []kernel[tileKernel]{{level: Go}} }

@@ -34,6 +34,9 @@ type product struct {
 	rowLen  int // bytes
 	unpack  quant.Unpacker
 	kernel  rowKernel
+	tiles   tileKernel
+	tile    int // positions of an item
+	spans   int // items by rows
 	first   int // number of its first item among those of all products
 	perItem int // rows of an item
 }
@@ -49,24 +52,49 @@ type products struct {
 // item does for itself, is a small part of it.
 func (s *products) add(k *kernels, p product) {
 	t := p.m.Type
-	p.kernel = k.rows[t]
+	p.kernel, p.tiles = k.rows[t], k.tiles[t]
 	p.kind, p.act = t.Kind(), t.ActBlock()
 	p.form, p.rowLen = formOf(p.act), t.RowBytes(p.m.Cols)
 	if p.kind != quant.Float {
 		p.unpack = quant.UnpackerFor(t)
 	}
-	p.perItem = max(4, itemWork/(p.m.Cols*p.n+1))
+	work := itemWork
+	if p.kernel.run != nil {
+		work = fastItemWork
+	}
+	p.tile = p.n
+	if p.wide() {
+		// Tiles of one size, their records within a share of the second-level cache.
+		most := min(max(tileBytes/p.m.Cols&^31, 32), 128)
+		tiles := (p.n + most - 1) / most
+		p.tile = ((p.n+tiles-1)/tiles + 15) &^ 15
+		work = wideItemWork
+	}
+	p.perItem = max(4, work/(p.m.Cols*p.tile+1))
 	if p.n > 1 {
 		p.perItem = max(32, p.perItem)
 	}
+	if work != itemWork {
+		p.perItem = (p.perItem + 7) &^ 7
+	}
+	p.spans = (p.m.Rows + p.perItem - 1) / p.perItem
 	p.first = s.items
-	s.items += (p.m.Rows + p.perItem - 1) / p.perItem
+	s.items += p.spans * ((p.n + p.tile - 1) / p.tile)
 	s.list = append(s.list, p)
 }
 
-// itemWork is the multiply-adds of an item: some 50 us, against about one that
-// claiming it may cost.
-const itemWork = 1 << 16
+// wide says whether the tile kernels take the product: more positions than row
+// kernels take at once.
+func (p *product) wide() bool { return p.n > mostPositions && p.tiles.run[0] != nil }
+
+// itemWork is the multiply-adds of an item in plain Go: some 50 us, against
+// about one that claiming it may cost. The others are for faster kernels.
+const (
+	itemWork     = 1 << 16
+	fastItemWork = 1 << 19
+	wideItemWork = 1 << 22
+	tileBytes    = 1 << 18
+)
 
 func (s *products) reset() { s.list, s.items = s.list[:0], 0 }
 
@@ -85,8 +113,9 @@ func (s *products) run(w *worker, lo, hi int) {
 			}
 		}
 		p := &s.list[i]
-		r := (lo - p.first) * p.perItem
-		p.rows(&w.scratch, r, min(r+p.perItem, p.m.Rows))
+		item := lo - p.first
+		r, t := item%p.spans*p.perItem, item/p.spans*p.tile
+		p.rows(&w.scratch, t, min(p.tile, p.n-t), r, min(r+p.perItem, p.m.Rows))
 	}
 }
 
@@ -97,11 +126,12 @@ type scratch struct {
 	lane     [8][tile]float32
 	lane16   [tile][16]float32
 	weight   [256]float32
-	row      [tile]int // of the inputs, for each position of the tile
-	packed   []int64   // [tile/3, cols]: codes of three positions of the tile
-	pairs    []uint64  // [cols/2]: codes of its only position
-	packedOf packing   // what is in them
+	row      []int    // of the inputs, for each position of the tile
+	packed   []int64  // [tile/3, cols]: codes of three positions of the tile
+	pairs    []uint64 // [cols/2]: codes of its only position
+	packedOf packing  // what is in them
 	fast     rowScratch
+	tile     tileScratch
 	attend   attendScratch
 }
 
@@ -116,43 +146,55 @@ type packing struct {
 	n      int
 }
 
-// rows computes rows lo..hi of the product for all of its positions.
-func (p *product) rows(s *scratch, lo, hi int) {
-	tile := tile
+// rows computes rows lo..hi of the product for positions first..first+count.
+func (p *product) rows(s *scratch, first, count, lo, hi int) {
+	step := tile
 	if p.kernel.run != nil {
-		tile = mostPositions
+		step = mostPositions
 	}
-	for t := 0; t < p.n; t += tile {
-		n := min(tile, p.n-t)
+	if p.wide() {
+		step = count
+	}
+	for t := first; t < first+count; t += step {
+		n := min(step, first+count-t)
+		s.row = grown(s.row, n)
 		for j := range n {
 			s.row[j] = p.inBase + t + j
 			if p.inRow != nil {
 				s.row[j] = int(p.inRow[t+j] / p.inDiv)
 			}
 		}
-		if p.kernel.run != nil {
+		switch {
+		case p.wide():
+			p.tileRun(s, s.row, t, n, lo, hi)
+		case p.kernel.run != nil:
 			p.fastRows(s, t, n, lo, hi)
-			continue
+		default:
+			p.plainRows(s, t, n, lo, hi)
 		}
-		if p.act != 0 {
-			p.pack(s, t, n)
-		}
-		for r := lo; r < hi; r++ {
-			row := p.m.Data[r*p.rowLen : (r+1)*p.rowLen]
-			switch {
-			case p.act == 0:
-				p.floatRow(s, row, n)
-				for j := range n {
-					p.put(t+j, r, arith.Tree16(&s.lane16[j]))
-				}
-			case n == 1:
-				p.put(t, r, p.quantRow1(s, row))
-			default:
-				p.quantRow(s, row, n)
-				l := &s.lane
-				for j := range n {
-					p.put(t+j, r, ((l[0][j]+l[4][j])+(l[2][j]+l[6][j]))+((l[1][j]+l[5][j])+(l[3][j]+l[7][j])))
-				}
+	}
+}
+
+// plainRows is rows in plain Go, for at most tile positions.
+func (p *product) plainRows(s *scratch, t, n, lo, hi int) {
+	if p.act != 0 {
+		p.pack(s, t, n)
+	}
+	for r := lo; r < hi; r++ {
+		row := p.m.Data[r*p.rowLen : (r+1)*p.rowLen]
+		switch {
+		case p.act == 0:
+			p.floatRow(s, row, n)
+			for j := range n {
+				p.put(t+j, r, arith.Tree16(&s.lane16[j]))
+			}
+		case n == 1:
+			p.put(t, r, p.quantRow1(s, row))
+		default:
+			p.quantRow(s, row, n)
+			l := &s.lane
+			for j := range n {
+				p.put(t+j, r, ((l[0][j]+l[4][j])+(l[2][j]+l[6][j]))+((l[1][j]+l[5][j])+(l[3][j]+l[7][j])))
 			}
 		}
 	}
@@ -163,15 +205,13 @@ func (p *product) put(j, r int, v float32) {
 	if p.bias != nil {
 		v += p.bias[r]
 	}
-	if p.yRow != nil {
-		j = int(p.yRow[j])
-	}
-	p.y[j*p.stride+r] = v
+	p.y[p.place(j)+r] = v
 }
 
-// packing names n positions of the product from t on.
-func (p *product) packing(s *scratch, t, n int) packing {
-	is := packing{p.in, p.in.serial, p.form, nil, s.row[0], n}
+// packing names n positions of the product from t on, the first being base of
+// the inputs.
+func (p *product) packing(base, t, n int) packing {
+	is := packing{p.in, p.in.serial, p.form, nil, base, n}
 	if n > 1 && p.inRow != nil {
 		is.rows, is.base = &p.inRow[t], 0
 	}
@@ -181,7 +221,7 @@ func (p *product) packing(s *scratch, t, n int) packing {
 // pack fills s.pairs with the codes of the tile's only position, or s.packed
 // with those of its n positions, the tile being t, t+1, ... of the product.
 func (p *product) pack(s *scratch, t, n int) {
-	is := p.packing(s, t, n)
+	is := p.packing(s.row[0], t, n)
 	if s.packedOf == is {
 		return
 	}

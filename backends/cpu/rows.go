@@ -117,11 +117,7 @@ func (p *product) fastRows(s *scratch, t, n, lo, hi int) {
 			p.kernel.run(a)
 		}
 		for j := range n {
-			at := t + j
-			if p.yRow != nil {
-				at = int(p.yRow[at])
-			}
-			y := p.y[at*p.stride+r : at*p.stride+r+rows]
+			y := p.y[p.place(t+j)+r:][:rows]
 			s.k.sumRows(&y[0], &f.terms[j*stride], rows, blocks)
 			if p.bias != nil {
 				for i, b := range p.bias[r : r+rows] {
@@ -147,7 +143,7 @@ func sumRows(y, terms *float32, rows, blocks int) {
 // packRows fills the scratch with positions t..t+n in the form of p's kernel.
 func (p *product) packRows(s *scratch, t, n int) {
 	f := &s.fast
-	is := rowPacking{p.packing(s, t, n), p.kernel.form}
+	is := rowPacking{p.packing(s.row[0], t, n), p.kernel.form}
 	if f.packedOf == is {
 		return
 	}
@@ -239,6 +235,14 @@ func aligned[T any](s []T, n int) []T {
 		s = s[(64-int(uintptr(unsafe.Pointer(&s[0]))&63))/size:]
 	}
 	return s[:n]
+}
+
+// tileKernelsOf picks the tile kernel of each type.
+func tileKernelsOf(l Level) (k [quant.NVFP4 + 1]tileKernel) {
+	for t := range k {
+		k[t] = pick(l, tileKernels(quant.Type(t)))
+	}
+	return k
 }
 
 // rowKernelsOf picks the row kernel of each type.

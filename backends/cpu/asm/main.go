@@ -25,12 +25,13 @@ import (
 
 func main() {
 	groups := map[string]func(){
-		"floats":  floats,
-		"rows512": rows512,
+		"floats":   floats,
+		"rows512":  rows512,
+		"tiles512": tiles512,
 	}
 	// Signatures may name these types of backends/cpu; avo looks no further than
 	// the universe.
-	for _, name := range []string{"rowArgs"} {
+	for _, name := range []string{"rowArgs", "tileArgs"} {
 		t := types.NewTypeName(token.NoPos, nil, name, nil)
 		types.NewNamed(t, types.NewStruct(nil, nil), nil)
 		types.Universe.Insert(t)

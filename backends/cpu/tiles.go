@@ -1,0 +1,222 @@
+package cpu
+
+import (
+	"unsafe"
+
+	"sluice/internal/quant"
+)
+
+// A tileKernel multiplies eight rows, unpacked into codes, by many positions:
+// 16 or 32 of them at once. The zero one stands for the plain Go of row.go.
+type tileKernel struct {
+	group  int // codes under one sub-scale, 16 or 32; 0: blocks of 32 without
+	bias   int32
+	unpack func(p *product, t *tileScratch, row []byte, r int) // row r of 0..7
+	run    [2]func(*tileArgs)                                  // for 16 and 32 positions
+}
+
+// tileArgs are the arguments of a tile kernel.
+//
+// Assembly reads the fields: asm/tiles512.go has their order, and those of the
+// records of positions, and says how the memory is laid out.
+type tileArgs struct {
+	w           *byte    // [runs, 8 rows, 32] codes, plus the bias
+	scale       *float32 // [8 rows, scaleStride/4]
+	min         *float32 // the same
+	scaleStride int      // bytes
+	sub         *int32   // [blocks, 8 rows, 256/group] sub-scales
+	pair        *int16   // [blocks, 8 rows, 256/group] sub-mins
+	x           [2]*byte // records of 16 positions each
+	blocks      int
+	bias        int64    // negative; the kernel reads 32 bits of it
+	lanes       *float32 // [8 lanes, 8 rows, 16 or 32] of the kernel's own, at a multiple of its size
+	out         *[32]*float32
+}
+
+const (
+	tileRows = 8
+
+	// What 16 positions hold for 32 codes: see asm/tiles512.go.
+	runHalf        = 512
+	runSum         = 512 + 2*64
+	runBytes       = 512 + 3*64
+	record32Scale  = runBytes
+	record256Scale = 8 * runBytes
+	record256Pair  = record256Scale + 64
+)
+
+// recordBytes is the size of a record of 16 positions for one block.
+func recordBytes(group int) int {
+	if group == 0 {
+		return record32Scale + 64
+	}
+	return record256Pair + 256/group/2*64
+}
+
+// A tileScratch is a worker's memory for tile kernels.
+type tileScratch struct {
+	args     tileArgs
+	out      [32]*float32
+	records  []byte // [positions/16, blocks] of the tile
+	packedOf tilePacking
+	w        []byte
+	scale    []float32
+	min      []float32
+	sub      []int32
+	pair     []int16
+	lanes    []float32
+	rest     [32 * tileRows]float32 // where results go that have no place of their own
+}
+
+// A tilePacking names what the records hold.
+type tilePacking struct {
+	packing
+	group int
+}
+
+// tileRun computes rows lo..hi for positions t..t+n of the product, whose
+// numbers in the inputs are in row.
+func (p *product) tileRun(s *scratch, row []int, t, n, lo, hi int) {
+	f := &s.tile
+	k := &p.tiles
+	blocks := p.m.Cols / p.act
+	p.packTile(s, row, t, n)
+	f.grow(p, blocks)
+	a := &f.args
+	a.w, a.scale, a.min, a.scaleStride = &f.w[0], &f.scale[0], &f.min[0], 4*scaleStride(blocks)
+	a.sub, a.pair, a.blocks, a.bias = &f.sub[0], &f.pair[0], blocks, -int64(k.bias)
+	a.lanes, a.out = &f.lanes[0], &f.out
+	record := blocks * recordBytes(k.group)
+	for r := lo; r < hi; r += tileRows {
+		rows := min(tileRows, hi-r)
+		for i := range rows {
+			k.unpack(p, f, p.m.Data[(r+i)*p.rowLen:(r+i+1)*p.rowLen], i)
+		}
+		for j := 0; j < n; j += 32 {
+			wide := min(32, n-j)
+			for i := range 32 {
+				f.out[i] = &f.rest[i*tileRows]
+				if i < wide && rows == tileRows {
+					f.out[i] = &p.y[p.place(t+j+i)+r]
+				}
+			}
+			a.x[0] = &f.records[j/16*record]
+			z := 0
+			if wide > 16 {
+				a.x[1], z = &f.records[(j/16+1)*record], 1
+			}
+			k.run[z](a)
+			for i := range wide {
+				y := p.y[p.place(t+j+i)+r:][:rows]
+				if rows < tileRows {
+					copy(y, f.rest[i*tileRows:])
+				}
+				if p.bias != nil {
+					for o, b := range p.bias[r : r+rows] {
+						y[o] += b
+					}
+				}
+			}
+		}
+	}
+}
+
+// place is where position j's results begin in y.
+func (p *product) place(j int) int {
+	if p.yRow != nil {
+		j = int(p.yRow[j])
+	}
+	return j * p.stride
+}
+
+// scaleStride is the floats from one row's scales to the next's: room for a
+// group of eight blocks more than there are.
+func scaleStride(blocks int) int { return (blocks + 15) &^ 7 }
+
+func (f *tileScratch) grow(p *product, blocks int) {
+	runs := p.m.Cols / 32
+	f.w = aligned(f.w, (runs+8)*tileRows*32)
+	f.scale = aligned(f.scale, tileRows*scaleStride(blocks))
+	f.min = aligned(f.min, tileRows*scaleStride(blocks))
+	f.sub = aligned(f.sub, blocks*tileRows*16)
+	f.pair = aligned(f.pair, blocks*tileRows*16)
+	if f.lanes == nil { // 16 KiB at a multiple of 16 KiB
+		const n = 8 * tileRows * 32
+		all := aligned(f.lanes, 2*n)
+		f.lanes = all[(4*n-int(uintptr(unsafe.Pointer(&all[0]))&(4*n-1)))/4%n:][:n]
+	}
+}
+
+// unpackTile is the unpack of every type, by quant's Unpacker.
+func unpackTile(p *product, f *tileScratch, row []byte, r int) {
+	k := &p.tiles
+	blocks, runs := p.m.Cols/p.act, p.act/32
+	var b quant.Block
+	flipped := byte(0)
+	if k.bias != 0 {
+		flipped = 0x80
+	}
+	for i := range blocks {
+		p.unpack(&b, row, i)
+		c := codes(&b)
+		for j := range runs {
+			to := (*[32]byte)(f.w[((i*runs+j)*tileRows+r)*32:])
+			for n := range to {
+				to[n] = c[32*j+n] ^ flipped
+			}
+		}
+		f.scale[r*scaleStride(blocks)+i], f.min[r*scaleStride(blocks)+i] = b.W, b.MinW
+		if p.act == 256 {
+			groups := 256 / k.group
+			for g := range groups {
+				f.sub[(i*tileRows+r)*groups+g] = b.Scale[g*16/groups]
+				f.pair[(i*tileRows+r)*groups+g] = int16(b.Min[g*16/groups])
+			}
+		}
+	}
+}
+
+// packTile fills the records with positions t..t+n.
+func (p *product) packTile(s *scratch, row []int, t, n int) {
+	f := &s.tile
+	is := tilePacking{p.packing(row[0], t, n), p.tiles.group}
+	if f.packedOf == is {
+		return
+	}
+	f.packedOf = is
+	q := &p.in.q[p.form]
+	cols := p.m.Cols
+	blocks, bytes := cols/p.act, recordBytes(p.tiles.group)
+	f.records = aligned(f.records, (n+15)/16*blocks*bytes)
+	for j := range n {
+		x := row[j]
+		codes := q.code[x*cols : (x+1)*cols]
+		sums := q.sum[x*cols/16 : (x+1)*cols/16]
+		for b := range blocks {
+			rec := f.records[(j/16*blocks+b)*bytes:][:bytes]
+			ints := unsafe.Slice((*int32)(unsafe.Pointer(&rec[0])), bytes/4)[j%16:]
+			for i := range p.act / 32 {
+				at := i * runBytes / 4
+				c := (*[8]int32)(unsafe.Pointer(&codes[b*p.act+32*i]))
+				for k, v := range c {
+					ints[at+16*k] = v
+				}
+				lo, hi := sums[(b*p.act+32*i)/16], sums[(b*p.act+32*i)/16+1]
+				ints[at+runHalf/4], ints[at+runHalf/4+16], ints[at+runSum/4] = lo, hi, lo+hi
+			}
+			scale := (*float32)(unsafe.Pointer(&ints[record32Scale/4]))
+			if p.act == 256 {
+				scale = (*float32)(unsafe.Pointer(&ints[record256Scale/4]))
+				sum := (*[16]int32)(sums[16*b:])
+				for i := range 256 / p.tiles.group / 2 {
+					lo, hi := sum[2*i], sum[2*i+1]
+					if p.tiles.group == 32 {
+						lo, hi = sum[4*i]+sum[4*i+1], sum[4*i+2]+sum[4*i+3]
+					}
+					ints[record256Pair/4+16*i] = int32(uint32(uint16(lo)) | uint32(hi)<<16)
+				}
+			}
+			*scale = q.scale[x*blocks+b]
+		}
+	}
+}
