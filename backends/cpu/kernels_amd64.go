@@ -16,11 +16,40 @@ var sumRowsKernels = []kernel[func(y, terms *float32, rows, blocks int)]{
 // rowKernels is the table of a type.
 func rowKernels(t quant.Type) []kernel[rowKernel] {
 	table := []kernel[rowKernel]{{level: Go}}
+	add := func(l Level, order codeOrder, sums sumForm, run func(*rowArgs)) {
+		table = append(table, kernel[rowKernel]{l, rowKernel{codeForm{order, sums}, run, false}})
+	}
 	switch t {
 	case quant.Q8_0:
-		return append(table, kernel[rowKernel]{AVX512, rowKernel{codeForm{natural, sumOf32}, rowsQ8_0AVX512}})
+		add(AVX512, natural, sumOf32, rowsQ8_0AVX512)
+	case quant.Q4_0:
+		add(AVX512, split32, sumOf32, rowsQ4_0AVX512)
+	case quant.Q4_1:
+		add(AVX512, split32, sumOf32, rowsQ4_1AVX512)
+	case quant.Q5_0:
+		add(AVX512, split32, sumOf32, rowsQ5_0AVX512)
+	case quant.Q5_1:
+		add(AVX512, split32, sumOf32, rowsQ5_1AVX512)
+	case quant.IQ4_NL:
+		add(AVX512, split32, sumOf32, rowsIQ4_NLAVX512)
+	case quant.MXFP4:
+		add(AVX512, split32, sumOf32, rowsMXFP4AVX512)
 	case quant.Q4_K:
-		return append(table, kernel[rowKernel]{AVX512, rowKernel{codeForm{pairs32, sumsOf32}, rowsQ4_KAVX512}})
+		add(AVX512, pairs32, sumsOf32, rowsQ4_KAVX512)
+	case quant.Q5_K:
+		add(AVX512, pairs32, sumsOf32, rowsQ5_KAVX512)
+	case quant.Q6_K:
+		add(AVX512, natural, sumsOf16, rowsQ6_KAVX512)
+	case quant.Q3_K:
+		add(AVX512, natural, sumsOf16, rowsQ3_KAVX512)
+	case quant.Q2_K:
+		add(AVX512, natural, sumsOf16, rowsQ2_KAVX512)
+	case quant.IQ4_XS:
+		add(AVX512, split128, sumsOf16, rowsIQ4_XSAVX512)
+	default:
+		if t.ActBlock() == 256 {
+			table = append(table, kernel[rowKernel]{AVX512, rowKernel{codeForm{natural, sumsOf16}, rowsBlockAVX512, true}})
+		}
 	}
 	return table
 }
@@ -28,29 +57,47 @@ func rowKernels(t quant.Type) []kernel[rowKernel] {
 // tileKernels is the table of a type.
 func tileKernels(t quant.Type) []kernel[tileKernel] {
 	table := []kernel[tileKernel]{{level: Go}}
-	k := tileKernel{bias: 128, unpack: unpackTile}
+	var (
+		plain32 = [2]func(*tileArgs){tile32x16AVX512, tile32x32AVX512}
+		plus32  = [2]func(*tileArgs){tile32Plusx16AVX512, tile32Plusx32AVX512}
+		by16    = [2]func(*tileArgs){tile256By16x16AVX512, tile256By16x32AVX512}
+		minus16 = [2]func(*tileArgs){tile256By16Minusx16AVX512, tile256By16Minusx32AVX512}
+		minus32 = [2]func(*tileArgs){tile256By32Minusx16AVX512, tile256By32Minusx32AVX512}
+		add512  = func(group int, bias int32, unpack func(*unpackArgs), run [2]func(*tileArgs)) {
+			table = append(table, kernel[tileKernel]{AVX512, tileKernel{group, bias, unpack, run}})
+		}
+	)
 	switch t {
-	case quant.NVFP4:
-		return table
-	case quant.Q4_K, quant.Q5_K:
-		k.bias, k.group = 0, 32
-		k.run = [2]func(*tileArgs){tile256By32Minusx16AVX512, tile256By32Minusx32AVX512}
+	case quant.Q8_0:
+		add512(0, 128, unpackQ8_0AVX512, plain32)
+	case quant.Q4_0:
+		add512(0, 8, unpackQ4_0AVX512, plain32)
+	case quant.Q4_1:
+		add512(0, 0, unpackQ4_1AVX512, plus32)
+	case quant.Q5_0:
+		add512(0, 16, unpackQ5_0AVX512, plain32)
+	case quant.Q5_1:
+		add512(0, 0, unpackQ5_1AVX512, plus32)
+	case quant.IQ4_NL:
+		add512(0, 128, unpackIQ4_NLAVX512, plain32)
+	case quant.MXFP4:
+		add512(0, 16, unpackMXFP4AVX512, plain32)
+	case quant.Q4_K:
+		add512(32, 0, unpackQ4_KAVX512, minus32)
+	case quant.Q5_K:
+		add512(32, 0, unpackQ5_KAVX512, minus32)
+	case quant.Q6_K:
+		add512(16, 32, unpackQ6_KAVX512, by16)
+	case quant.Q3_K:
+		add512(16, 4, unpackQ3_KAVX512, by16)
 	case quant.Q2_K:
-		k.bias, k.group = 0, 16
-		k.run = [2]func(*tileArgs){tile256By16Minusx16AVX512, tile256By16Minusx32AVX512}
-	case quant.Q4_1, quant.Q5_1:
-		k.bias = 0
-		k.run = [2]func(*tileArgs){tile32Plusx16AVX512, tile32Plusx32AVX512}
+		add512(16, 0, unpackQ2_KAVX512, minus16)
+	case quant.IQ4_XS:
+		add512(16, 128, unpackIQ4_XSAVX512, by16)
 	default:
-		switch t.ActBlock() {
-		case 32:
-			k.run = [2]func(*tileArgs){tile32x16AVX512, tile32x32AVX512}
-		case 256:
-			k.group = 16
-			k.run = [2]func(*tileArgs){tile256By16x16AVX512, tile256By16x32AVX512}
-		default:
-			return table
+		if t.ActBlock() == 256 {
+			add512(16, 128, nil, by16)
 		}
 	}
-	return append(table, kernel[tileKernel]{AVX512, k})
+	return table
 }

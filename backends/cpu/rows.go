@@ -9,8 +9,9 @@ import (
 // A rowKernel multiplies the blocks of a type by the codes of a few positions.
 // The zero one stands for the plain Go of row.go.
 type rowKernel struct {
-	form codeForm
-	run  func(*rowArgs)
+	form     codeForm
+	run      func(*rowArgs)
+	unpacked bool // it takes blocks that quant has unpacked
 }
 
 // mostPositions is what a row kernel takes at once.
@@ -26,9 +27,10 @@ type codeForm struct {
 type codeOrder uint8
 
 const (
-	natural codeOrder = iota
-	split32           // the first halves of all blocks of 32, then the second halves
-	pairs32           // of 128 codes, in groups of 32: 0 2 1 3
+	natural  codeOrder = iota
+	split32            // the first halves of all blocks of 32, then the second halves
+	split128           // the same within 128 codes
+	pairs32            // of 128 codes, in groups of 32: 0 2 1 3
 )
 
 // A sumForm says which sums of a block's codes a kernel meets.
@@ -60,13 +62,13 @@ type rowArgs struct {
 	terms                              *float32 // [n, 8*groups] out
 	termStride                         int      // bytes from one position to the next
 	part                               *byte    // partBytes of the kernel's own, at a multiple of 64
+	half                               int      // bytes from the first halves to the second in split32
 }
 
 const (
 	partBytes = mostPositions*8*64 + 1024
 	mostTerms = 1 << 14 // of one call, for all positions: they stay in the cache
-	// mostTail is eight blocks of the largest kind.
-	mostTail = 8 * 400
+	mostTail  = 8 * 210 // bytes of eight blocks, of any type with a kernel of its own
 )
 
 // A rowScratch is a worker's memory for row kernels.
@@ -77,6 +79,7 @@ type rowScratch struct {
 	sum      []byte
 	terms    []float32
 	tail     [mostTail]byte
+	blocks   [8]quant.Block
 	part     []byte
 	packedOf rowPacking
 }
@@ -107,14 +110,26 @@ func (p *product) fastRows(s *scratch, t, n, lo, hi int) {
 		rows := min(step, hi-r)
 		data := p.m.Data[r*p.rowLen : (r+rows)*p.rowLen]
 		all := rows * blocks
-		if whole := all / 8; whole > 0 {
+		switch whole := all / 8; {
+		case p.kernel.unpacked:
+			a.w = (*byte)(unsafe.Pointer(&f.blocks[0]))
+			for i := 0; i < all; i += 8 {
+				for j := range min(8, all-i) {
+					p.unpack(&f.blocks[j], data, i+j)
+				}
+				a.groups, a.start, a.terms = 1, i%blocks, &f.terms[i]
+				p.kernel.run(a)
+			}
+		case whole > 0:
 			a.w, a.groups, a.start, a.terms = &data[0], whole, 0, &f.terms[0]
 			p.kernel.run(a)
-		}
-		if done := all &^ 7; done < all {
-			copy(f.tail[:], data[done*blockBytes:])
-			a.w, a.groups, a.start, a.terms = &f.tail[0], 1, done%blocks, &f.terms[done]
-			p.kernel.run(a)
+			fallthrough
+		default:
+			if done := all &^ 7; done < all {
+				copy(f.tail[:], data[done*blockBytes:])
+				a.w, a.groups, a.start, a.terms = &f.tail[0], 1, done%blocks, &f.terms[done]
+				p.kernel.run(a)
+			}
 		}
 		for j := range n {
 			y := p.y[p.place(t+j)+r:][:rows]
@@ -153,6 +168,7 @@ func (p *product) packRows(s *scratch, t, n int) {
 	more := blocks + 8
 	sumBytes := [...]int{sumOf32: 4, sumsOf32: 16, sumsOf16: 32}[is.code.sums]
 	a := &f.args
+	a.half = more * 16
 	a.codeStride, a.scaleStride, a.sumStride = more*p.act, (more*4+63)&^63, (more*sumBytes+63)&^63
 	f.codes = aligned(f.codes, n*a.codeStride)
 	f.scale = aligned(f.scale, n*a.scaleStride/4)
@@ -190,6 +206,14 @@ func orderCodes(dst, src []int8, order codeOrder, block int) {
 		repeat(lo, lo[:n])
 		repeat(hi, hi[:n])
 		return
+	case split128:
+		for i := 0; i < len(src); i += 128 {
+			d, s := (*[2][4][16]int8)(unsafe.Pointer(&dst[i])), (*[4][2][16]int8)(unsafe.Pointer(&src[i]))
+			for g := range s {
+				d[0][g], d[1][g] = s[g][0], s[g][1]
+			}
+		}
+		repeat(dst, dst[:len(src)])
 	case pairs32:
 		for i := 0; i < len(src); i += 128 {
 			d, s := (*[4][32]int8)(unsafe.Pointer(&dst[i])), (*[4][32]int8)(unsafe.Pointer(&src[i]))

@@ -4,7 +4,31 @@ package cpu
 
 func rowsQ8_0AVX512(a *rowArgs)
 
+func rowsQ4_0AVX512(a *rowArgs)
+
+func rowsQ4_1AVX512(a *rowArgs)
+
+func rowsIQ4_NLAVX512(a *rowArgs)
+
+func rowsMXFP4AVX512(a *rowArgs)
+
+func rowsQ5_0AVX512(a *rowArgs)
+
+func rowsQ5_1AVX512(a *rowArgs)
+
 func rowsQ4_KAVX512(a *rowArgs)
+
+func rowsQ5_KAVX512(a *rowArgs)
+
+func rowsQ6_KAVX512(a *rowArgs)
+
+func rowsQ3_KAVX512(a *rowArgs)
+
+func rowsQ2_KAVX512(a *rowArgs)
+
+func rowsIQ4_XSAVX512(a *rowArgs)
+
+func rowsBlockAVX512(a *rowArgs)
 
 // sumRowsAVX512 is sumRows.
 func sumRowsAVX512(y *float32, terms *float32, rows int, blocks int)

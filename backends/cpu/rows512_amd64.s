@@ -116,20 +116,729 @@ DATA constant1<>+48(SB)/8, $0x0000000000000000
 DATA constant1<>+56(SB)/8, $0x0000000000000000
 GLOBL constant1<>(SB), RODATA|NOPTR, $64
 
+// func rowsQ4_0AVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·rowsQ4_0AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant2<>+0(SB), Z0
+	VMOVDQU32 constant3<>+0(SB), Z1
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+16, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	LEAQ         (R8)(BX*4), R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	VMOVDQU32    2(CX), X2
+	VINSERTI32X4 $0x01, 20(CX), Z2, Z2
+	VINSERTI32X4 $0x02, 38(CX), Z2, Z2
+	VINSERTI32X4 $0x03, 56(CX), Z2, Z2
+	VPSRLW       $0x04, Z2, Z3
+	VPANDD       Z0, Z2, Z2
+	VPANDD       Z0, Z3, Z3
+	VMOVDQU32    74(CX), X4
+	VINSERTI32X4 $0x01, 92(CX), Z4, Z4
+	VINSERTI32X4 $0x02, 110(CX), Z4, Z4
+	VINSERTI32X4 $0x03, 128(CX), Z4, Z4
+	VPSRLW       $0x04, Z4, Z5
+	VPANDD       Z0, Z4, Z4
+	VPANDD       Z0, Z5, Z5
+	VPXORD       Z6, Z6, Z6
+	VPXORD       Z7, Z7, Z7
+	VPINSRW      $0x00, (CX), X6, X6
+	VPINSRW      $0x00, 72(CX), X7, X7
+	VPINSRW      $0x01, 18(CX), X6, X6
+	VPINSRW      $0x01, 90(CX), X7, X7
+	VPINSRW      $0x02, 36(CX), X6, X6
+	VPINSRW      $0x02, 108(CX), X7, X7
+	VPINSRW      $0x03, 54(CX), X6, X6
+	VPINSRW      $0x03, 126(CX), X7, X7
+	VPUNPCKLQDQ  X7, X6, X6
+	VCVTPH2PS    X6, Y6
+	MOVQ         88(AX), R9
+	MOVQ         DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z7, Z7, Z7
+	VPDPBUSD   (SI), Z2, Z7
+	VPDPBUSD   (SI)(R11*1), Z3, Z7
+	VPXORD     Z8, Z8, Z8
+	VPDPBUSD   64(SI), Z4, Z8
+	VPDPBUSD   64(SI)(R11*1), Z5, Z8
+	VPUNPCKLDQ Z8, Z7, Z9
+	VPUNPCKHDQ Z8, Z7, Z7
+	VPADDD     Z7, Z9, Z9
+	VPSHUFD    $0x4e, Z9, Z7
+	VPADDD     Z7, Z9, Z9
+	VPERMD     Z9, Z1, Z9
+	VPSLLD     $0x03, (R8), Y7
+	VPSUBD     Y7, Y9, Y9
+	VCVTDQ2PS  Y9, Y9
+	VMULPS     Y6, Y9, Y9
+	VMULPS     (DI), Y9, Y9
+	VMOVUPS    Y9, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+144, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+DATA constant2<>+0(SB)/8, $0x0f0f0f0f0f0f0f0f
+DATA constant2<>+8(SB)/8, $0x0f0f0f0f0f0f0f0f
+DATA constant2<>+16(SB)/8, $0x0f0f0f0f0f0f0f0f
+DATA constant2<>+24(SB)/8, $0x0f0f0f0f0f0f0f0f
+DATA constant2<>+32(SB)/8, $0x0f0f0f0f0f0f0f0f
+DATA constant2<>+40(SB)/8, $0x0f0f0f0f0f0f0f0f
+DATA constant2<>+48(SB)/8, $0x0f0f0f0f0f0f0f0f
+DATA constant2<>+56(SB)/8, $0x0f0f0f0f0f0f0f0f
+GLOBL constant2<>(SB), RODATA|NOPTR, $64
+
+DATA constant3<>+0(SB)/8, $0x0000000400000000
+DATA constant3<>+8(SB)/8, $0x0000000c00000008
+DATA constant3<>+16(SB)/8, $0x0000000500000001
+DATA constant3<>+24(SB)/8, $0x0000000d00000009
+DATA constant3<>+32(SB)/8, $0x0000000000000000
+DATA constant3<>+40(SB)/8, $0x0000000000000000
+DATA constant3<>+48(SB)/8, $0x0000000000000000
+DATA constant3<>+56(SB)/8, $0x0000000000000000
+GLOBL constant3<>(SB), RODATA|NOPTR, $64
+
+// func rowsQ4_1AVX512(a *rowArgs)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·rowsQ4_1AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant2<>+0(SB), Z0
+	VMOVDQU32 constant3<>+0(SB), Z1
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+16, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	LEAQ         (R8)(BX*4), R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	VMOVDQU32    4(CX), X2
+	VINSERTI32X4 $0x01, 24(CX), Z2, Z2
+	VINSERTI32X4 $0x02, 44(CX), Z2, Z2
+	VINSERTI32X4 $0x03, 64(CX), Z2, Z2
+	VPSRLW       $0x04, Z2, Z3
+	VPANDD       Z0, Z2, Z2
+	VPANDD       Z0, Z3, Z3
+	VMOVDQU32    84(CX), X4
+	VINSERTI32X4 $0x01, 104(CX), Z4, Z4
+	VINSERTI32X4 $0x02, 124(CX), Z4, Z4
+	VINSERTI32X4 $0x03, 144(CX), Z4, Z4
+	VPSRLW       $0x04, Z4, Z5
+	VPANDD       Z0, Z4, Z4
+	VPANDD       Z0, Z5, Z5
+	VPXORD       Z6, Z6, Z6
+	VPXORD       Z7, Z7, Z7
+	VPINSRW      $0x00, (CX), X6, X6
+	VPINSRW      $0x00, 80(CX), X7, X7
+	VPINSRW      $0x01, 20(CX), X6, X6
+	VPINSRW      $0x01, 100(CX), X7, X7
+	VPINSRW      $0x02, 40(CX), X6, X6
+	VPINSRW      $0x02, 120(CX), X7, X7
+	VPINSRW      $0x03, 60(CX), X6, X6
+	VPINSRW      $0x03, 140(CX), X7, X7
+	VPUNPCKLQDQ  X7, X6, X6
+	VCVTPH2PS    X6, Y6
+	VPXORD       Z7, Z7, Z7
+	VPXORD       Z8, Z8, Z8
+	VPINSRW      $0x00, 2(CX), X7, X7
+	VPINSRW      $0x00, 82(CX), X8, X8
+	VPINSRW      $0x01, 22(CX), X7, X7
+	VPINSRW      $0x01, 102(CX), X8, X8
+	VPINSRW      $0x02, 42(CX), X7, X7
+	VPINSRW      $0x02, 122(CX), X8, X8
+	VPINSRW      $0x03, 62(CX), X7, X7
+	VPINSRW      $0x03, 142(CX), X8, X8
+	VPUNPCKLQDQ  X8, X7, X7
+	VCVTPH2PS    X7, Y7
+	MOVQ         88(AX), R9
+	MOVQ         DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z8, Z8, Z8
+	VPDPBUSD   (SI), Z2, Z8
+	VPDPBUSD   (SI)(R11*1), Z3, Z8
+	VPXORD     Z9, Z9, Z9
+	VPDPBUSD   64(SI), Z4, Z9
+	VPDPBUSD   64(SI)(R11*1), Z5, Z9
+	VPUNPCKLDQ Z9, Z8, Z10
+	VPUNPCKHDQ Z9, Z8, Z8
+	VPADDD     Z8, Z10, Z10
+	VPSHUFD    $0x4e, Z10, Z8
+	VPADDD     Z8, Z10, Z10
+	VPERMD     Z10, Z1, Z10
+	VMOVDQU32  (R8), Y8
+	VCVTDQ2PS  Y10, Y10
+	VMULPS     Y6, Y10, Y10
+	VCVTDQ2PS  Y8, Y8
+	VMULPS     Y7, Y8, Y8
+	VADDPS     Y8, Y10, Y10
+	VMULPS     (DI), Y10, Y10
+	VMOVUPS    Y10, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+160, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+// func rowsIQ4_NLAVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·rowsIQ4_NLAVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant2<>+0(SB), Z0
+	VMOVDQU32 constant4<>+0(SB), Z1
+	VMOVDQU32 constant3<>+0(SB), Z2
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+16, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	LEAQ         (R8)(BX*4), R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	VMOVDQU32    2(CX), X3
+	VINSERTI32X4 $0x01, 20(CX), Z3, Z3
+	VINSERTI32X4 $0x02, 38(CX), Z3, Z3
+	VINSERTI32X4 $0x03, 56(CX), Z3, Z3
+	VPSRLW       $0x04, Z3, Z4
+	VPANDD       Z0, Z3, Z3
+	VPANDD       Z0, Z4, Z4
+	VMOVDQU32    74(CX), X5
+	VINSERTI32X4 $0x01, 92(CX), Z5, Z5
+	VINSERTI32X4 $0x02, 110(CX), Z5, Z5
+	VINSERTI32X4 $0x03, 128(CX), Z5, Z5
+	VPSRLW       $0x04, Z5, Z6
+	VPANDD       Z0, Z5, Z5
+	VPANDD       Z0, Z6, Z6
+	VPSHUFB      Z3, Z1, Z3
+	VPSHUFB      Z4, Z1, Z4
+	VPSHUFB      Z5, Z1, Z5
+	VPSHUFB      Z6, Z1, Z6
+	VPXORD       Z7, Z7, Z7
+	VPXORD       Z8, Z8, Z8
+	VPINSRW      $0x00, (CX), X7, X7
+	VPINSRW      $0x00, 72(CX), X8, X8
+	VPINSRW      $0x01, 18(CX), X7, X7
+	VPINSRW      $0x01, 90(CX), X8, X8
+	VPINSRW      $0x02, 36(CX), X7, X7
+	VPINSRW      $0x02, 108(CX), X8, X8
+	VPINSRW      $0x03, 54(CX), X7, X7
+	VPINSRW      $0x03, 126(CX), X8, X8
+	VPUNPCKLQDQ  X8, X7, X7
+	VCVTPH2PS    X7, Y7
+	MOVQ         88(AX), R9
+	MOVQ         DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z8, Z8, Z8
+	VPDPBUSD   (SI), Z3, Z8
+	VPDPBUSD   (SI)(R11*1), Z4, Z8
+	VPXORD     Z9, Z9, Z9
+	VPDPBUSD   64(SI), Z5, Z9
+	VPDPBUSD   64(SI)(R11*1), Z6, Z9
+	VPUNPCKLDQ Z9, Z8, Z10
+	VPUNPCKHDQ Z9, Z8, Z8
+	VPADDD     Z8, Z10, Z10
+	VPSHUFD    $0x4e, Z10, Z8
+	VPADDD     Z8, Z10, Z10
+	VPERMD     Z10, Z2, Z10
+	VPSLLD     $0x07, (R8), Y8
+	VPSUBD     Y8, Y10, Y10
+	VCVTDQ2PS  Y10, Y10
+	VMULPS     Y7, Y10, Y10
+	VMULPS     (DI), Y10, Y10
+	VMOVUPS    Y10, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+144, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+DATA constant4<>+0(SB)/8, $0x766a5d4f3f2d1801
+DATA constant4<>+8(SB)/8, $0xf1d9c5b5a6998d81
+DATA constant4<>+16(SB)/8, $0x766a5d4f3f2d1801
+DATA constant4<>+24(SB)/8, $0xf1d9c5b5a6998d81
+DATA constant4<>+32(SB)/8, $0x766a5d4f3f2d1801
+DATA constant4<>+40(SB)/8, $0xf1d9c5b5a6998d81
+DATA constant4<>+48(SB)/8, $0x766a5d4f3f2d1801
+DATA constant4<>+56(SB)/8, $0xf1d9c5b5a6998d81
+GLOBL constant4<>(SB), RODATA|NOPTR, $64
+
+// func rowsMXFP4AVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, MMX+
+TEXT ·rowsMXFP4AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant2<>+0(SB), Z0
+	VMOVDQU32 constant5<>+0(SB), Z1
+	VMOVDQU32 constant3<>+0(SB), Z2
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+16, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	LEAQ         (R8)(BX*4), R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	VMOVDQU32    1(CX), X3
+	VINSERTI32X4 $0x01, 18(CX), Z3, Z3
+	VINSERTI32X4 $0x02, 35(CX), Z3, Z3
+	VINSERTI32X4 $0x03, 52(CX), Z3, Z3
+	VPSRLW       $0x04, Z3, Z4
+	VPANDD       Z0, Z3, Z3
+	VPANDD       Z0, Z4, Z4
+	VMOVDQU32    69(CX), X5
+	VINSERTI32X4 $0x01, 86(CX), Z5, Z5
+	VINSERTI32X4 $0x02, 103(CX), Z5, Z5
+	VINSERTI32X4 $0x03, 120(CX), Z5, Z5
+	VPSRLW       $0x04, Z5, Z6
+	VPANDD       Z0, Z5, Z5
+	VPANDD       Z0, Z6, Z6
+	VPSHUFB      Z3, Z1, Z3
+	VPSHUFB      Z4, Z1, Z4
+	VPSHUFB      Z5, Z1, Z5
+	VPSHUFB      Z6, Z1, Z6
+	VPXORD       Z7, Z7, Z7
+	VPINSRB      $0x00, (CX), X7, X7
+	VPINSRB      $0x01, 17(CX), X7, X7
+	VPINSRB      $0x02, 34(CX), X7, X7
+	VPINSRB      $0x03, 51(CX), X7, X7
+	VPINSRB      $0x04, 68(CX), X7, X7
+	VPINSRB      $0x05, 85(CX), X7, X7
+	VPINSRB      $0x06, 102(CX), X7, X7
+	VPINSRB      $0x07, 119(CX), X7, X7
+	VPMOVZXBD    X7, Y7
+	VPCMPUD      $0x05, constant6<>+0(SB), Y7, K1
+	VPSUBD       constant7<>+0(SB), Y7, Y7
+	VPSLLD.Z     $0x17, Y7, K1, Y7
+	MOVQ         88(AX), R9
+	MOVQ         DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z8, Z8, Z8
+	VPDPBUSD   (SI), Z3, Z8
+	VPDPBUSD   (SI)(R11*1), Z4, Z8
+	VPXORD     Z9, Z9, Z9
+	VPDPBUSD   64(SI), Z5, Z9
+	VPDPBUSD   64(SI)(R11*1), Z6, Z9
+	VPUNPCKLDQ Z9, Z8, Z10
+	VPUNPCKHDQ Z9, Z8, Z8
+	VPADDD     Z8, Z10, Z10
+	VPSHUFD    $0x4e, Z10, Z8
+	VPADDD     Z8, Z10, Z10
+	VPERMD     Z10, Z2, Z10
+	VPSLLD     $0x04, (R8), Y8
+	VPSUBD     Y8, Y10, Y10
+	VCVTDQ2PS  Y10, Y10
+	VMULPS     Y7, Y10, Y10
+	VMULPS     (DI), Y10, Y10
+	VMOVUPS    Y10, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+136, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+DATA constant5<>+0(SB)/8, $0x1c18161413121110
+DATA constant5<>+8(SB)/8, $0x04080a0c0d0e0f10
+DATA constant5<>+16(SB)/8, $0x1c18161413121110
+DATA constant5<>+24(SB)/8, $0x04080a0c0d0e0f10
+DATA constant5<>+32(SB)/8, $0x1c18161413121110
+DATA constant5<>+40(SB)/8, $0x04080a0c0d0e0f10
+DATA constant5<>+48(SB)/8, $0x1c18161413121110
+DATA constant5<>+56(SB)/8, $0x04080a0c0d0e0f10
+GLOBL constant5<>(SB), RODATA|NOPTR, $64
+
+DATA constant6<>+0(SB)/8, $0x0000005300000053
+DATA constant6<>+8(SB)/8, $0x0000005300000053
+DATA constant6<>+16(SB)/8, $0x0000005300000053
+DATA constant6<>+24(SB)/8, $0x0000005300000053
+DATA constant6<>+32(SB)/8, $0x0000005300000053
+DATA constant6<>+40(SB)/8, $0x0000005300000053
+DATA constant6<>+48(SB)/8, $0x0000005300000053
+DATA constant6<>+56(SB)/8, $0x0000005300000053
+GLOBL constant6<>(SB), RODATA|NOPTR, $64
+
+DATA constant7<>+0(SB)/8, $0x0000000100000001
+DATA constant7<>+8(SB)/8, $0x0000000100000001
+DATA constant7<>+16(SB)/8, $0x0000000100000001
+DATA constant7<>+24(SB)/8, $0x0000000100000001
+DATA constant7<>+32(SB)/8, $0x0000000100000001
+DATA constant7<>+40(SB)/8, $0x0000000100000001
+DATA constant7<>+48(SB)/8, $0x0000000100000001
+DATA constant7<>+56(SB)/8, $0x0000000100000001
+GLOBL constant7<>(SB), RODATA|NOPTR, $64
+
+// func rowsQ5_0AVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·rowsQ5_0AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant2<>+0(SB), Z0
+	VMOVDQU32 constant8<>+0(SB), Z1
+	VMOVDQU32 constant9<>+0(SB), Z2
+	VMOVDQU32 constant10<>+0(SB), Z3
+	VMOVDQU32 constant11<>+0(SB), Z4
+	VMOVDQU32 constant3<>+0(SB), Z5
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+16, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	LEAQ         (R8)(BX*4), R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	VMOVDQU32    6(CX), X6
+	VINSERTI32X4 $0x01, 28(CX), Z6, Z6
+	VINSERTI32X4 $0x02, 50(CX), Z6, Z6
+	VINSERTI32X4 $0x03, 72(CX), Z6, Z6
+	VPSRLW       $0x04, Z6, Z7
+	VPANDD       Z0, Z6, Z6
+	VPANDD       Z0, Z7, Z7
+	VMOVDQU32    94(CX), X8
+	VINSERTI32X4 $0x01, 116(CX), Z8, Z8
+	VINSERTI32X4 $0x02, 138(CX), Z8, Z8
+	VINSERTI32X4 $0x03, 160(CX), Z8, Z8
+	VPSRLW       $0x04, Z8, Z9
+	VPANDD       Z0, Z8, Z8
+	VPANDD       Z0, Z9, Z9
+	VMOVDQU32    2(CX), X10
+	VINSERTI32X4 $0x01, 24(CX), Z10, Z10
+	VINSERTI32X4 $0x02, 46(CX), Z10, Z10
+	VINSERTI32X4 $0x03, 68(CX), Z10, Z10
+	VPSHUFB      Z1, Z10, Z11
+	VPTESTMB     Z3, Z11, K1
+	VPADDB       Z4, Z6, K1, Z6
+	VPSHUFB      Z2, Z10, Z11
+	VPTESTMB     Z3, Z11, K1
+	VPADDB       Z4, Z7, K1, Z7
+	VMOVDQU32    90(CX), X12
+	VINSERTI32X4 $0x01, 112(CX), Z12, Z12
+	VINSERTI32X4 $0x02, 134(CX), Z12, Z12
+	VINSERTI32X4 $0x03, 156(CX), Z12, Z12
+	VPSHUFB      Z1, Z12, Z11
+	VPTESTMB     Z3, Z11, K1
+	VPADDB       Z4, Z8, K1, Z8
+	VPSHUFB      Z2, Z12, Z11
+	VPTESTMB     Z3, Z11, K1
+	VPADDB       Z4, Z9, K1, Z9
+	VPXORD       Z11, Z11, Z11
+	VPXORD       Z13, Z13, Z13
+	VPINSRW      $0x00, (CX), X11, X11
+	VPINSRW      $0x00, 88(CX), X13, X13
+	VPINSRW      $0x01, 22(CX), X11, X11
+	VPINSRW      $0x01, 110(CX), X13, X13
+	VPINSRW      $0x02, 44(CX), X11, X11
+	VPINSRW      $0x02, 132(CX), X13, X13
+	VPINSRW      $0x03, 66(CX), X11, X11
+	VPINSRW      $0x03, 154(CX), X13, X13
+	VPUNPCKLQDQ  X13, X11, X11
+	VCVTPH2PS    X11, Y11
+	MOVQ         88(AX), R9
+	MOVQ         DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z13, Z13, Z13
+	VPDPBUSD   (SI), Z6, Z13
+	VPDPBUSD   (SI)(R11*1), Z7, Z13
+	VPXORD     Z14, Z14, Z14
+	VPDPBUSD   64(SI), Z8, Z14
+	VPDPBUSD   64(SI)(R11*1), Z9, Z14
+	VPUNPCKLDQ Z14, Z13, Z15
+	VPUNPCKHDQ Z14, Z13, Z13
+	VPADDD     Z13, Z15, Z15
+	VPSHUFD    $0x4e, Z15, Z13
+	VPADDD     Z13, Z15, Z15
+	VPERMD     Z15, Z5, Z15
+	VPSLLD     $0x04, (R8), Y13
+	VPSUBD     Y13, Y15, Y15
+	VCVTDQ2PS  Y15, Y15
+	VMULPS     Y11, Y15, Y15
+	VMULPS     (DI), Y15, Y15
+	VMOVUPS    Y15, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+176, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+DATA constant8<>+0(SB)/8, $0x0000000000000000
+DATA constant8<>+8(SB)/8, $0x0101010101010101
+DATA constant8<>+16(SB)/8, $0x0000000000000000
+DATA constant8<>+24(SB)/8, $0x0101010101010101
+DATA constant8<>+32(SB)/8, $0x0000000000000000
+DATA constant8<>+40(SB)/8, $0x0101010101010101
+DATA constant8<>+48(SB)/8, $0x0000000000000000
+DATA constant8<>+56(SB)/8, $0x0101010101010101
+GLOBL constant8<>(SB), RODATA|NOPTR, $64
+
+DATA constant9<>+0(SB)/8, $0x0202020202020202
+DATA constant9<>+8(SB)/8, $0x0303030303030303
+DATA constant9<>+16(SB)/8, $0x0202020202020202
+DATA constant9<>+24(SB)/8, $0x0303030303030303
+DATA constant9<>+32(SB)/8, $0x0202020202020202
+DATA constant9<>+40(SB)/8, $0x0303030303030303
+DATA constant9<>+48(SB)/8, $0x0202020202020202
+DATA constant9<>+56(SB)/8, $0x0303030303030303
+GLOBL constant9<>(SB), RODATA|NOPTR, $64
+
+DATA constant10<>+0(SB)/8, $0x8040201008040201
+DATA constant10<>+8(SB)/8, $0x8040201008040201
+DATA constant10<>+16(SB)/8, $0x8040201008040201
+DATA constant10<>+24(SB)/8, $0x8040201008040201
+DATA constant10<>+32(SB)/8, $0x8040201008040201
+DATA constant10<>+40(SB)/8, $0x8040201008040201
+DATA constant10<>+48(SB)/8, $0x8040201008040201
+DATA constant10<>+56(SB)/8, $0x8040201008040201
+GLOBL constant10<>(SB), RODATA|NOPTR, $64
+
+DATA constant11<>+0(SB)/8, $0x1010101010101010
+DATA constant11<>+8(SB)/8, $0x1010101010101010
+DATA constant11<>+16(SB)/8, $0x1010101010101010
+DATA constant11<>+24(SB)/8, $0x1010101010101010
+DATA constant11<>+32(SB)/8, $0x1010101010101010
+DATA constant11<>+40(SB)/8, $0x1010101010101010
+DATA constant11<>+48(SB)/8, $0x1010101010101010
+DATA constant11<>+56(SB)/8, $0x1010101010101010
+GLOBL constant11<>(SB), RODATA|NOPTR, $64
+
+// func rowsQ5_1AVX512(a *rowArgs)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·rowsQ5_1AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant2<>+0(SB), Z0
+	VMOVDQU32 constant8<>+0(SB), Z1
+	VMOVDQU32 constant9<>+0(SB), Z2
+	VMOVDQU32 constant10<>+0(SB), Z3
+	VMOVDQU32 constant11<>+0(SB), Z4
+	VMOVDQU32 constant3<>+0(SB), Z5
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+16, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	LEAQ         (R8)(BX*4), R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	VMOVDQU32    8(CX), X6
+	VINSERTI32X4 $0x01, 32(CX), Z6, Z6
+	VINSERTI32X4 $0x02, 56(CX), Z6, Z6
+	VINSERTI32X4 $0x03, 80(CX), Z6, Z6
+	VPSRLW       $0x04, Z6, Z7
+	VPANDD       Z0, Z6, Z6
+	VPANDD       Z0, Z7, Z7
+	VMOVDQU32    104(CX), X8
+	VINSERTI32X4 $0x01, 128(CX), Z8, Z8
+	VINSERTI32X4 $0x02, 152(CX), Z8, Z8
+	VINSERTI32X4 $0x03, 176(CX), Z8, Z8
+	VPSRLW       $0x04, Z8, Z9
+	VPANDD       Z0, Z8, Z8
+	VPANDD       Z0, Z9, Z9
+	VMOVDQU32    4(CX), X10
+	VINSERTI32X4 $0x01, 28(CX), Z10, Z10
+	VINSERTI32X4 $0x02, 52(CX), Z10, Z10
+	VINSERTI32X4 $0x03, 76(CX), Z10, Z10
+	VPSHUFB      Z1, Z10, Z11
+	VPTESTMB     Z3, Z11, K1
+	VPADDB       Z4, Z6, K1, Z6
+	VPSHUFB      Z2, Z10, Z11
+	VPTESTMB     Z3, Z11, K1
+	VPADDB       Z4, Z7, K1, Z7
+	VMOVDQU32    100(CX), X12
+	VINSERTI32X4 $0x01, 124(CX), Z12, Z12
+	VINSERTI32X4 $0x02, 148(CX), Z12, Z12
+	VINSERTI32X4 $0x03, 172(CX), Z12, Z12
+	VPSHUFB      Z1, Z12, Z11
+	VPTESTMB     Z3, Z11, K1
+	VPADDB       Z4, Z8, K1, Z8
+	VPSHUFB      Z2, Z12, Z11
+	VPTESTMB     Z3, Z11, K1
+	VPADDB       Z4, Z9, K1, Z9
+	VPXORD       Z11, Z11, Z11
+	VPXORD       Z13, Z13, Z13
+	VPINSRW      $0x00, (CX), X11, X11
+	VPINSRW      $0x00, 96(CX), X13, X13
+	VPINSRW      $0x01, 24(CX), X11, X11
+	VPINSRW      $0x01, 120(CX), X13, X13
+	VPINSRW      $0x02, 48(CX), X11, X11
+	VPINSRW      $0x02, 144(CX), X13, X13
+	VPINSRW      $0x03, 72(CX), X11, X11
+	VPINSRW      $0x03, 168(CX), X13, X13
+	VPUNPCKLQDQ  X13, X11, X11
+	VCVTPH2PS    X11, Y11
+	VPXORD       Z13, Z13, Z13
+	VPXORD       Z14, Z14, Z14
+	VPINSRW      $0x00, 2(CX), X13, X13
+	VPINSRW      $0x00, 98(CX), X14, X14
+	VPINSRW      $0x01, 26(CX), X13, X13
+	VPINSRW      $0x01, 122(CX), X14, X14
+	VPINSRW      $0x02, 50(CX), X13, X13
+	VPINSRW      $0x02, 146(CX), X14, X14
+	VPINSRW      $0x03, 74(CX), X13, X13
+	VPINSRW      $0x03, 170(CX), X14, X14
+	VPUNPCKLQDQ  X14, X13, X13
+	VCVTPH2PS    X13, Y13
+	MOVQ         88(AX), R9
+	MOVQ         DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z14, Z14, Z14
+	VPDPBUSD   (SI), Z6, Z14
+	VPDPBUSD   (SI)(R11*1), Z7, Z14
+	VPXORD     Z15, Z15, Z15
+	VPDPBUSD   64(SI), Z8, Z15
+	VPDPBUSD   64(SI)(R11*1), Z9, Z15
+	VPUNPCKLDQ Z15, Z14, Z16
+	VPUNPCKHDQ Z15, Z14, Z14
+	VPADDD     Z14, Z16, Z16
+	VPSHUFD    $0x4e, Z16, Z14
+	VPADDD     Z14, Z16, Z16
+	VPERMD     Z16, Z5, Z16
+	VMOVDQU32  (R8), Y14
+	VCVTDQ2PS  Y16, Y16
+	VMULPS     Y11, Y16, Y16
+	VCVTDQ2PS  Y14, Y14
+	VMULPS     Y13, Y14, Y14
+	VADDPS     Y14, Y16, Y16
+	VMULPS     (DI), Y16, Y16
+	VMOVUPS    Y16, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+192, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
 // func rowsQ4_KAVX512(a *rowArgs)
 // Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·rowsQ4_KAVX512(SB), NOSPLIT, $0-8
 	MOVQ      a+0(FP), AX
 	VMOVDQU32 constant2<>+0(SB), Z0
-	VMOVDQU32 constant3<>+0(SB), Z1
-	VMOVDQU32 constant4<>+0(SB), Z2
-	VMOVDQU32 constant5<>+0(SB), Z3
-	VMOVDQU32 constant6<>+0(SB), Z4
-	VMOVDQU32 constant7<>+0(SB), Z5
-	VMOVDQU32 constant8<>+0(SB), Z6
-	VMOVDQU32 constant9<>+0(SB), Z7
-	VMOVDQU32 constant10<>+0(SB), Z8
-	VMOVDQU32 constant11<>+0(SB), Z9
+	VMOVDQU32 constant12<>+0(SB), Z1
+	VMOVDQU32 constant13<>+0(SB), Z2
+	VMOVDQU32 constant14<>+0(SB), Z3
+	VMOVDQU32 constant15<>+0(SB), Z4
+	VMOVDQU32 constant16<>+0(SB), Z5
+	VMOVDQU32 constant17<>+0(SB), Z6
+	VMOVDQU32 constant18<>+0(SB), Z7
+	VMOVDQU32 constant19<>+0(SB), Z8
+	VMOVDQU32 constant3<>+0(SB), Z9
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
@@ -151,10 +860,10 @@ group:
 	VINSERTI32X4    $0x03, 432(CX), Z11, Z11
 	VPSHUFD         $0xed, Z11, Z12
 	VPSHUFD         $0xa5, Z11, Z13
-	VPSRLVD         Z6, Z12, Z12
+	VPSRLVD         Z5, Z12, Z12
 	VPSRLD          $0x02, Z13, Z13
-	VPANDD          Z7, Z12, Z12
-	VPTERNLOGD      $0xf8, Z13, Z8, Z12
+	VPANDD          Z6, Z12, Z12
+	VPTERNLOGD      $0xf8, Z13, Z7, Z12
 	VMOVDQU32       Z12, 4096(R9)
 	VPUNPCKHBW      Z10, Z12, Z12
 	VMOVDQU32       576(CX), X14
@@ -163,324 +872,347 @@ group:
 	VINSERTI32X4    $0x03, 1008(CX), Z14, Z14
 	VPSHUFD         $0xed, Z14, Z13
 	VPSHUFD         $0xa5, Z14, Z15
-	VPSRLVD         Z6, Z13, Z13
+	VPSRLVD         Z5, Z13, Z13
 	VPSRLD          $0x02, Z15, Z15
-	VPANDD          Z7, Z13, Z13
-	VPTERNLOGD      $0xf8, Z15, Z8, Z13
+	VPANDD          Z6, Z13, Z13
+	VPTERNLOGD      $0xf8, Z15, Z7, Z13
 	VMOVDQU32       Z13, 4160(R9)
 	VPUNPCKHBW      Z10, Z13, Z10
-	VPERMT2D        Z14, Z9, Z11
+	VPERMT2D        Z14, Z8, Z11
 	VPMOVDW         Y11, X14
 	VCVTPH2PS       X14, Y13
 	VPSRLD          $0x10, Y11, Y11
 	VPMOVDW         Y11, X14
 	VCVTPH2PS       X14, Y15
-	MOVQ            112(AX), R9
 	PREFETCHT0      4096(CX)
 	PREFETCHT0      4160(CX)
 	PREFETCHT0      4224(CX)
-	VBROADCASTI32X4 4096(R9), Z16
-	VMOVDQU32       16(CX), Z17
-	VPSRLW          $0x04, Z17, Z18
+	VMOVDQU32       16(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
+	VMOVDQU32       80(CX), Z18
+	VPSRLW          $0x04, Z18, Z19
 	VPANDD          Z0, Z18, Z18
-	VMOVDQU32       80(CX), Z19
-	VPSRLW          $0x04, Z19, Z20
 	VPANDD          Z0, Z19, Z19
-	VPANDD          Z0, Z20, Z20
-	VPSHUFB         Z1, Z16, Z21
-	VPSHUFB         Z2, Z16, Z22
-	VPSHUFB         Z3, Z16, Z23
-	VPSHUFB         Z4, Z16, Z16
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4096(R9), Z20
+	VPSHUFB         Z1, Z20, Z21
+	VPSHUFB         Z2, Z20, Z22
+	VPSHUFB         Z3, Z20, Z23
+	VPSHUFB         Z4, Z20, Z20
 	MOVQ            112(AX), R12
-	MOVQ            SI, R10
+	MOVQ            SI, R9
+	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part1:
 	VPXORD          Z24, Z24, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        (R10), Z17, Z25
+	VPDPBUSD        (R9), Z16, Z25
 	VPDPWSSD        Z25, Z21, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        64(R10), Z18, Z25
+	VPDPBUSD        64(R9), Z17, Z25
 	VPDPWSSD        Z25, Z22, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        128(R10), Z19, Z25
+	VPDPBUSD        128(R9), Z18, Z25
 	VPDPWSSD        Z25, Z23, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        192(R10), Z20, Z25
-	VPDPWSSD        Z25, Z16, Z24
+	VPDPBUSD        192(R9), Z19, Z25
+	VPDPWSSD        Z25, Z20, Z24
 	VMOVDQU32       Z24, (R12)
 	ADDQ            $+512, R12
-	ADDQ            40(AX), R10
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
 	DECQ            R11
 	JNZ             part1
 	PREFETCHT0      4288(CX)
 	PREFETCHT0      4352(CX)
-	VBROADCASTI32X4 4112(R9), Z16
-	VMOVDQU32       160(CX), Z17
-	VPSRLW          $0x04, Z17, Z18
+	VMOVDQU32       160(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
+	VMOVDQU32       224(CX), Z18
+	VPSRLW          $0x04, Z18, Z19
 	VPANDD          Z0, Z18, Z18
-	VMOVDQU32       224(CX), Z19
-	VPSRLW          $0x04, Z19, Z20
 	VPANDD          Z0, Z19, Z19
-	VPANDD          Z0, Z20, Z20
-	VPSHUFB         Z1, Z16, Z21
-	VPSHUFB         Z2, Z16, Z22
-	VPSHUFB         Z3, Z16, Z23
-	VPSHUFB         Z4, Z16, Z16
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4112(R9), Z20
+	VPSHUFB         Z1, Z20, Z21
+	VPSHUFB         Z2, Z20, Z22
+	VPSHUFB         Z3, Z20, Z23
+	VPSHUFB         Z4, Z20, Z20
 	MOVQ            112(AX), R12
-	MOVQ            SI, R10
+	MOVQ            SI, R9
+	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part2:
 	VPXORD          Z24, Z24, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        256(R10), Z17, Z25
+	VPDPBUSD        256(R9), Z16, Z25
 	VPDPWSSD        Z25, Z21, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        320(R10), Z18, Z25
+	VPDPBUSD        320(R9), Z17, Z25
 	VPDPWSSD        Z25, Z22, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        384(R10), Z19, Z25
+	VPDPBUSD        384(R9), Z18, Z25
 	VPDPWSSD        Z25, Z23, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        448(R10), Z20, Z25
-	VPDPWSSD        Z25, Z16, Z24
+	VPDPBUSD        448(R9), Z19, Z25
+	VPDPWSSD        Z25, Z20, Z24
 	VMOVDQU32       Z24, 64(R12)
 	ADDQ            $+512, R12
-	ADDQ            40(AX), R10
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
 	DECQ            R11
 	JNZ             part2
 	PREFETCHT0      4416(CX)
 	PREFETCHT0      4480(CX)
-	VBROADCASTI32X4 4128(R9), Z16
-	VMOVDQU32       304(CX), Z17
-	VPSRLW          $0x04, Z17, Z18
+	VMOVDQU32       304(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
+	VMOVDQU32       368(CX), Z18
+	VPSRLW          $0x04, Z18, Z19
 	VPANDD          Z0, Z18, Z18
-	VMOVDQU32       368(CX), Z19
-	VPSRLW          $0x04, Z19, Z20
 	VPANDD          Z0, Z19, Z19
-	VPANDD          Z0, Z20, Z20
-	VPSHUFB         Z1, Z16, Z21
-	VPSHUFB         Z2, Z16, Z22
-	VPSHUFB         Z3, Z16, Z23
-	VPSHUFB         Z4, Z16, Z16
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4128(R9), Z20
+	VPSHUFB         Z1, Z20, Z21
+	VPSHUFB         Z2, Z20, Z22
+	VPSHUFB         Z3, Z20, Z23
+	VPSHUFB         Z4, Z20, Z20
 	MOVQ            112(AX), R12
-	MOVQ            SI, R10
+	MOVQ            SI, R9
+	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part3:
 	VPXORD          Z24, Z24, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        512(R10), Z17, Z25
+	VPDPBUSD        512(R9), Z16, Z25
 	VPDPWSSD        Z25, Z21, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        576(R10), Z18, Z25
+	VPDPBUSD        576(R9), Z17, Z25
 	VPDPWSSD        Z25, Z22, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        640(R10), Z19, Z25
+	VPDPBUSD        640(R9), Z18, Z25
 	VPDPWSSD        Z25, Z23, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        704(R10), Z20, Z25
-	VPDPWSSD        Z25, Z16, Z24
+	VPDPBUSD        704(R9), Z19, Z25
+	VPDPWSSD        Z25, Z20, Z24
 	VMOVDQU32       Z24, 128(R12)
 	ADDQ            $+512, R12
-	ADDQ            40(AX), R10
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
 	DECQ            R11
 	JNZ             part3
 	PREFETCHT0      4544(CX)
 	PREFETCHT0      4608(CX)
-	VBROADCASTI32X4 4144(R9), Z16
-	VMOVDQU32       448(CX), Z17
-	VPSRLW          $0x04, Z17, Z18
+	VMOVDQU32       448(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
+	VMOVDQU32       512(CX), Z18
+	VPSRLW          $0x04, Z18, Z19
 	VPANDD          Z0, Z18, Z18
-	VMOVDQU32       512(CX), Z19
-	VPSRLW          $0x04, Z19, Z20
 	VPANDD          Z0, Z19, Z19
-	VPANDD          Z0, Z20, Z20
-	VPSHUFB         Z1, Z16, Z21
-	VPSHUFB         Z2, Z16, Z22
-	VPSHUFB         Z3, Z16, Z23
-	VPSHUFB         Z4, Z16, Z16
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4144(R9), Z20
+	VPSHUFB         Z1, Z20, Z21
+	VPSHUFB         Z2, Z20, Z22
+	VPSHUFB         Z3, Z20, Z23
+	VPSHUFB         Z4, Z20, Z20
 	MOVQ            112(AX), R12
-	MOVQ            SI, R10
+	MOVQ            SI, R9
+	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part4:
 	VPXORD          Z24, Z24, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        768(R10), Z17, Z25
+	VPDPBUSD        768(R9), Z16, Z25
 	VPDPWSSD        Z25, Z21, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        832(R10), Z18, Z25
+	VPDPBUSD        832(R9), Z17, Z25
 	VPDPWSSD        Z25, Z22, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        896(R10), Z19, Z25
+	VPDPBUSD        896(R9), Z18, Z25
 	VPDPWSSD        Z25, Z23, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        960(R10), Z20, Z25
-	VPDPWSSD        Z25, Z16, Z24
+	VPDPBUSD        960(R9), Z19, Z25
+	VPDPWSSD        Z25, Z20, Z24
 	VMOVDQU32       Z24, 192(R12)
 	ADDQ            $+512, R12
-	ADDQ            40(AX), R10
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
 	DECQ            R11
 	JNZ             part4
 	PREFETCHT0      4672(CX)
 	PREFETCHT0      4736(CX)
 	PREFETCHT0      4800(CX)
-	VBROADCASTI32X4 4160(R9), Z16
-	VMOVDQU32       592(CX), Z17
-	VPSRLW          $0x04, Z17, Z18
+	VMOVDQU32       592(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
+	VMOVDQU32       656(CX), Z18
+	VPSRLW          $0x04, Z18, Z19
 	VPANDD          Z0, Z18, Z18
-	VMOVDQU32       656(CX), Z19
-	VPSRLW          $0x04, Z19, Z20
 	VPANDD          Z0, Z19, Z19
-	VPANDD          Z0, Z20, Z20
-	VPSHUFB         Z1, Z16, Z21
-	VPSHUFB         Z2, Z16, Z22
-	VPSHUFB         Z3, Z16, Z23
-	VPSHUFB         Z4, Z16, Z16
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4160(R9), Z20
+	VPSHUFB         Z1, Z20, Z21
+	VPSHUFB         Z2, Z20, Z22
+	VPSHUFB         Z3, Z20, Z23
+	VPSHUFB         Z4, Z20, Z20
 	MOVQ            112(AX), R12
-	MOVQ            SI, R10
+	MOVQ            SI, R9
+	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part5:
 	VPXORD          Z24, Z24, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1024(R10), Z17, Z25
+	VPDPBUSD        1024(R9), Z16, Z25
 	VPDPWSSD        Z25, Z21, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1088(R10), Z18, Z25
+	VPDPBUSD        1088(R9), Z17, Z25
 	VPDPWSSD        Z25, Z22, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1152(R10), Z19, Z25
+	VPDPBUSD        1152(R9), Z18, Z25
 	VPDPWSSD        Z25, Z23, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1216(R10), Z20, Z25
-	VPDPWSSD        Z25, Z16, Z24
+	VPDPBUSD        1216(R9), Z19, Z25
+	VPDPWSSD        Z25, Z20, Z24
 	VMOVDQU32       Z24, 256(R12)
 	ADDQ            $+512, R12
-	ADDQ            40(AX), R10
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
 	DECQ            R11
 	JNZ             part5
 	PREFETCHT0      4864(CX)
 	PREFETCHT0      4928(CX)
-	VBROADCASTI32X4 4176(R9), Z16
-	VMOVDQU32       736(CX), Z17
-	VPSRLW          $0x04, Z17, Z18
+	VMOVDQU32       736(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
+	VMOVDQU32       800(CX), Z18
+	VPSRLW          $0x04, Z18, Z19
 	VPANDD          Z0, Z18, Z18
-	VMOVDQU32       800(CX), Z19
-	VPSRLW          $0x04, Z19, Z20
 	VPANDD          Z0, Z19, Z19
-	VPANDD          Z0, Z20, Z20
-	VPSHUFB         Z1, Z16, Z21
-	VPSHUFB         Z2, Z16, Z22
-	VPSHUFB         Z3, Z16, Z23
-	VPSHUFB         Z4, Z16, Z16
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4176(R9), Z20
+	VPSHUFB         Z1, Z20, Z21
+	VPSHUFB         Z2, Z20, Z22
+	VPSHUFB         Z3, Z20, Z23
+	VPSHUFB         Z4, Z20, Z20
 	MOVQ            112(AX), R12
-	MOVQ            SI, R10
+	MOVQ            SI, R9
+	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part6:
 	VPXORD          Z24, Z24, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1280(R10), Z17, Z25
+	VPDPBUSD        1280(R9), Z16, Z25
 	VPDPWSSD        Z25, Z21, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1344(R10), Z18, Z25
+	VPDPBUSD        1344(R9), Z17, Z25
 	VPDPWSSD        Z25, Z22, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1408(R10), Z19, Z25
+	VPDPBUSD        1408(R9), Z18, Z25
 	VPDPWSSD        Z25, Z23, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1472(R10), Z20, Z25
-	VPDPWSSD        Z25, Z16, Z24
+	VPDPBUSD        1472(R9), Z19, Z25
+	VPDPWSSD        Z25, Z20, Z24
 	VMOVDQU32       Z24, 320(R12)
 	ADDQ            $+512, R12
-	ADDQ            40(AX), R10
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
 	DECQ            R11
 	JNZ             part6
 	PREFETCHT0      4992(CX)
 	PREFETCHT0      5056(CX)
-	VBROADCASTI32X4 4192(R9), Z16
-	VMOVDQU32       880(CX), Z17
-	VPSRLW          $0x04, Z17, Z18
+	VMOVDQU32       880(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
+	VMOVDQU32       944(CX), Z18
+	VPSRLW          $0x04, Z18, Z19
 	VPANDD          Z0, Z18, Z18
-	VMOVDQU32       944(CX), Z19
-	VPSRLW          $0x04, Z19, Z20
 	VPANDD          Z0, Z19, Z19
-	VPANDD          Z0, Z20, Z20
-	VPSHUFB         Z1, Z16, Z21
-	VPSHUFB         Z2, Z16, Z22
-	VPSHUFB         Z3, Z16, Z23
-	VPSHUFB         Z4, Z16, Z16
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4192(R9), Z20
+	VPSHUFB         Z1, Z20, Z21
+	VPSHUFB         Z2, Z20, Z22
+	VPSHUFB         Z3, Z20, Z23
+	VPSHUFB         Z4, Z20, Z20
 	MOVQ            112(AX), R12
-	MOVQ            SI, R10
+	MOVQ            SI, R9
+	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part7:
 	VPXORD          Z24, Z24, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1536(R10), Z17, Z25
+	VPDPBUSD        1536(R9), Z16, Z25
 	VPDPWSSD        Z25, Z21, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1600(R10), Z18, Z25
+	VPDPBUSD        1600(R9), Z17, Z25
 	VPDPWSSD        Z25, Z22, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1664(R10), Z19, Z25
+	VPDPBUSD        1664(R9), Z18, Z25
 	VPDPWSSD        Z25, Z23, Z24
 	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1728(R10), Z20, Z25
-	VPDPWSSD        Z25, Z16, Z24
+	VPDPBUSD        1728(R9), Z19, Z25
+	VPDPWSSD        Z25, Z20, Z24
 	VMOVDQU32       Z24, 384(R12)
 	ADDQ            $+512, R12
-	ADDQ            40(AX), R10
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
 	DECQ            R11
 	JNZ             part7
 	PREFETCHT0      5120(CX)
 	PREFETCHT0      5184(CX)
-	VBROADCASTI32X4 4208(R9), Z16
-	VMOVDQU32       1024(CX), Z17
-	VPSRLW          $0x04, Z17, Z18
+	VMOVDQU32       1024(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
+	VMOVDQU32       1088(CX), Z18
+	VPSRLW          $0x04, Z18, Z19
 	VPANDD          Z0, Z18, Z18
-	VMOVDQU32       1088(CX), Z19
-	VPSRLW          $0x04, Z19, Z20
 	VPANDD          Z0, Z19, Z19
-	VPANDD          Z0, Z20, Z20
-	VPSHUFB         Z1, Z16, Z21
-	VPSHUFB         Z2, Z16, Z22
-	VPSHUFB         Z3, Z16, Z23
-	VPSHUFB         Z4, Z16, Z16
-	MOVQ            112(AX), R11
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4208(R9), Z20
+	VPSHUFB         Z1, Z20, Z21
+	VPSHUFB         Z2, Z20, Z22
+	VPSHUFB         Z3, Z20, Z23
+	VPSHUFB         Z4, Z20, Z20
+	MOVQ            112(AX), R12
 	MOVQ            SI, R9
-	MOVQ            88(AX), R10
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
 
 part8:
 	VPXORD    Z24, Z24, Z24
 	VPXORD    Z25, Z25, Z25
-	VPDPBUSD  1792(R9), Z17, Z25
+	VPDPBUSD  1792(R9), Z16, Z25
 	VPDPWSSD  Z25, Z21, Z24
 	VPXORD    Z25, Z25, Z25
-	VPDPBUSD  1856(R9), Z18, Z25
+	VPDPBUSD  1856(R9), Z17, Z25
 	VPDPWSSD  Z25, Z22, Z24
 	VPXORD    Z25, Z25, Z25
-	VPDPBUSD  1920(R9), Z19, Z25
+	VPDPBUSD  1920(R9), Z18, Z25
 	VPDPWSSD  Z25, Z23, Z24
 	VPXORD    Z25, Z25, Z25
-	VPDPBUSD  1984(R9), Z20, Z25
-	VPDPWSSD  Z25, Z16, Z24
-	VMOVDQU32 Z24, 448(R11)
-	ADDQ      $+512, R11
+	VPDPBUSD  1984(R9), Z19, Z25
+	VPDPWSSD  Z25, Z20, Z24
+	VMOVDQU32 Z24, 448(R12)
+	ADDQ      $+512, R12
 	ADDQ      40(AX), R9
-	DECQ      R10
+	ADDQ      56(AX), R10
+	DECQ      R11
 	JNZ       part8
 	MOVQ      112(AX), R9
 	MOVQ      88(AX), R10
@@ -527,7 +1259,7 @@ position9:
 	VPADDD      Z16, Z19, Z19
 	VPSHUFD     $0x4e, Z19, Z16
 	VPADDD      Z16, Z19, Z19
-	VPERMD      Z19, Z5, Z19
+	VPERMD      Z19, Z9, Z19
 	VCVTDQ2PS   Y17, Y17
 	VMULPS      Y13, Y17, Y17
 	VCVTDQ2PS   Y19, Y19
@@ -552,105 +1284,3652 @@ position9:
 	VZEROUPPER
 	RET
 
-DATA constant2<>+0(SB)/8, $0x0f0f0f0f0f0f0f0f
-DATA constant2<>+8(SB)/8, $0x0f0f0f0f0f0f0f0f
-DATA constant2<>+16(SB)/8, $0x0f0f0f0f0f0f0f0f
-DATA constant2<>+24(SB)/8, $0x0f0f0f0f0f0f0f0f
-DATA constant2<>+32(SB)/8, $0x0f0f0f0f0f0f0f0f
-DATA constant2<>+40(SB)/8, $0x0f0f0f0f0f0f0f0f
-DATA constant2<>+48(SB)/8, $0x0f0f0f0f0f0f0f0f
-DATA constant2<>+56(SB)/8, $0x0f0f0f0f0f0f0f0f
-GLOBL constant2<>(SB), RODATA|NOPTR, $64
+DATA constant12<>+0(SB)/8, $0x8080800080808000
+DATA constant12<>+8(SB)/8, $0x8080800080808000
+DATA constant12<>+16(SB)/8, $0x8080800080808000
+DATA constant12<>+24(SB)/8, $0x8080800080808000
+DATA constant12<>+32(SB)/8, $0x8080800280808002
+DATA constant12<>+40(SB)/8, $0x8080800280808002
+DATA constant12<>+48(SB)/8, $0x8080800280808002
+DATA constant12<>+56(SB)/8, $0x8080800280808002
+GLOBL constant12<>(SB), RODATA|NOPTR, $64
 
-DATA constant3<>+0(SB)/8, $0x8080800080808000
-DATA constant3<>+8(SB)/8, $0x8080800080808000
-DATA constant3<>+16(SB)/8, $0x8080800080808000
-DATA constant3<>+24(SB)/8, $0x8080800080808000
-DATA constant3<>+32(SB)/8, $0x8080800280808002
-DATA constant3<>+40(SB)/8, $0x8080800280808002
-DATA constant3<>+48(SB)/8, $0x8080800280808002
-DATA constant3<>+56(SB)/8, $0x8080800280808002
-GLOBL constant3<>(SB), RODATA|NOPTR, $64
+DATA constant13<>+0(SB)/8, $0x8080800180808001
+DATA constant13<>+8(SB)/8, $0x8080800180808001
+DATA constant13<>+16(SB)/8, $0x8080800180808001
+DATA constant13<>+24(SB)/8, $0x8080800180808001
+DATA constant13<>+32(SB)/8, $0x8080800380808003
+DATA constant13<>+40(SB)/8, $0x8080800380808003
+DATA constant13<>+48(SB)/8, $0x8080800380808003
+DATA constant13<>+56(SB)/8, $0x8080800380808003
+GLOBL constant13<>(SB), RODATA|NOPTR, $64
 
-DATA constant4<>+0(SB)/8, $0x8080800180808001
-DATA constant4<>+8(SB)/8, $0x8080800180808001
-DATA constant4<>+16(SB)/8, $0x8080800180808001
-DATA constant4<>+24(SB)/8, $0x8080800180808001
-DATA constant4<>+32(SB)/8, $0x8080800380808003
-DATA constant4<>+40(SB)/8, $0x8080800380808003
-DATA constant4<>+48(SB)/8, $0x8080800380808003
-DATA constant4<>+56(SB)/8, $0x8080800380808003
-GLOBL constant4<>(SB), RODATA|NOPTR, $64
+DATA constant14<>+0(SB)/8, $0x8080800480808004
+DATA constant14<>+8(SB)/8, $0x8080800480808004
+DATA constant14<>+16(SB)/8, $0x8080800480808004
+DATA constant14<>+24(SB)/8, $0x8080800480808004
+DATA constant14<>+32(SB)/8, $0x8080800680808006
+DATA constant14<>+40(SB)/8, $0x8080800680808006
+DATA constant14<>+48(SB)/8, $0x8080800680808006
+DATA constant14<>+56(SB)/8, $0x8080800680808006
+GLOBL constant14<>(SB), RODATA|NOPTR, $64
 
-DATA constant5<>+0(SB)/8, $0x8080800480808004
-DATA constant5<>+8(SB)/8, $0x8080800480808004
-DATA constant5<>+16(SB)/8, $0x8080800480808004
-DATA constant5<>+24(SB)/8, $0x8080800480808004
-DATA constant5<>+32(SB)/8, $0x8080800680808006
-DATA constant5<>+40(SB)/8, $0x8080800680808006
-DATA constant5<>+48(SB)/8, $0x8080800680808006
-DATA constant5<>+56(SB)/8, $0x8080800680808006
-GLOBL constant5<>(SB), RODATA|NOPTR, $64
+DATA constant15<>+0(SB)/8, $0x8080800580808005
+DATA constant15<>+8(SB)/8, $0x8080800580808005
+DATA constant15<>+16(SB)/8, $0x8080800580808005
+DATA constant15<>+24(SB)/8, $0x8080800580808005
+DATA constant15<>+32(SB)/8, $0x8080800780808007
+DATA constant15<>+40(SB)/8, $0x8080800780808007
+DATA constant15<>+48(SB)/8, $0x8080800780808007
+DATA constant15<>+56(SB)/8, $0x8080800780808007
+GLOBL constant15<>(SB), RODATA|NOPTR, $64
 
-DATA constant6<>+0(SB)/8, $0x8080800580808005
-DATA constant6<>+8(SB)/8, $0x8080800580808005
-DATA constant6<>+16(SB)/8, $0x8080800580808005
-DATA constant6<>+24(SB)/8, $0x8080800580808005
-DATA constant6<>+32(SB)/8, $0x8080800780808007
-DATA constant6<>+40(SB)/8, $0x8080800780808007
-DATA constant6<>+48(SB)/8, $0x8080800780808007
-DATA constant6<>+56(SB)/8, $0x8080800780808007
-GLOBL constant6<>(SB), RODATA|NOPTR, $64
+DATA constant16<>+0(SB)/8, $0x0000000000000000
+DATA constant16<>+8(SB)/8, $0x0000000400000000
+DATA constant16<>+16(SB)/8, $0x0000000000000000
+DATA constant16<>+24(SB)/8, $0x0000000400000000
+DATA constant16<>+32(SB)/8, $0x0000000000000000
+DATA constant16<>+40(SB)/8, $0x0000000400000000
+DATA constant16<>+48(SB)/8, $0x0000000000000000
+DATA constant16<>+56(SB)/8, $0x0000000400000000
+GLOBL constant16<>(SB), RODATA|NOPTR, $64
 
-DATA constant7<>+0(SB)/8, $0x0000000400000000
-DATA constant7<>+8(SB)/8, $0x0000000c00000008
-DATA constant7<>+16(SB)/8, $0x0000000500000001
-DATA constant7<>+24(SB)/8, $0x0000000d00000009
-DATA constant7<>+32(SB)/8, $0x0000000000000000
-DATA constant7<>+40(SB)/8, $0x0000000000000000
-DATA constant7<>+48(SB)/8, $0x0000000000000000
-DATA constant7<>+56(SB)/8, $0x0000000000000000
-GLOBL constant7<>(SB), RODATA|NOPTR, $64
+DATA constant17<>+0(SB)/8, $0x0f0f0f0f3f3f3f3f
+DATA constant17<>+8(SB)/8, $0x0f0f0f0f3f3f3f3f
+DATA constant17<>+16(SB)/8, $0x0f0f0f0f3f3f3f3f
+DATA constant17<>+24(SB)/8, $0x0f0f0f0f3f3f3f3f
+DATA constant17<>+32(SB)/8, $0x0f0f0f0f3f3f3f3f
+DATA constant17<>+40(SB)/8, $0x0f0f0f0f3f3f3f3f
+DATA constant17<>+48(SB)/8, $0x0f0f0f0f3f3f3f3f
+DATA constant17<>+56(SB)/8, $0x0f0f0f0f3f3f3f3f
+GLOBL constant17<>(SB), RODATA|NOPTR, $64
 
-DATA constant8<>+0(SB)/8, $0x0000000000000000
-DATA constant8<>+8(SB)/8, $0x0000000400000000
-DATA constant8<>+16(SB)/8, $0x0000000000000000
-DATA constant8<>+24(SB)/8, $0x0000000400000000
-DATA constant8<>+32(SB)/8, $0x0000000000000000
-DATA constant8<>+40(SB)/8, $0x0000000400000000
-DATA constant8<>+48(SB)/8, $0x0000000000000000
-DATA constant8<>+56(SB)/8, $0x0000000400000000
-GLOBL constant8<>(SB), RODATA|NOPTR, $64
+DATA constant18<>+0(SB)/8, $0x3030303000000000
+DATA constant18<>+8(SB)/8, $0x3030303000000000
+DATA constant18<>+16(SB)/8, $0x3030303000000000
+DATA constant18<>+24(SB)/8, $0x3030303000000000
+DATA constant18<>+32(SB)/8, $0x3030303000000000
+DATA constant18<>+40(SB)/8, $0x3030303000000000
+DATA constant18<>+48(SB)/8, $0x3030303000000000
+DATA constant18<>+56(SB)/8, $0x3030303000000000
+GLOBL constant18<>(SB), RODATA|NOPTR, $64
 
-DATA constant9<>+0(SB)/8, $0x0f0f0f0f3f3f3f3f
-DATA constant9<>+8(SB)/8, $0x0f0f0f0f3f3f3f3f
-DATA constant9<>+16(SB)/8, $0x0f0f0f0f3f3f3f3f
-DATA constant9<>+24(SB)/8, $0x0f0f0f0f3f3f3f3f
-DATA constant9<>+32(SB)/8, $0x0f0f0f0f3f3f3f3f
-DATA constant9<>+40(SB)/8, $0x0f0f0f0f3f3f3f3f
-DATA constant9<>+48(SB)/8, $0x0f0f0f0f3f3f3f3f
-DATA constant9<>+56(SB)/8, $0x0f0f0f0f3f3f3f3f
-GLOBL constant9<>(SB), RODATA|NOPTR, $64
+DATA constant19<>+0(SB)/8, $0x0000000400000000
+DATA constant19<>+8(SB)/8, $0x0000000c00000008
+DATA constant19<>+16(SB)/8, $0x0000001400000010
+DATA constant19<>+24(SB)/8, $0x0000001c00000018
+DATA constant19<>+32(SB)/8, $0x0000000000000000
+DATA constant19<>+40(SB)/8, $0x0000000000000000
+DATA constant19<>+48(SB)/8, $0x0000000000000000
+DATA constant19<>+56(SB)/8, $0x0000000000000000
+GLOBL constant19<>(SB), RODATA|NOPTR, $64
 
-DATA constant10<>+0(SB)/8, $0x3030303000000000
-DATA constant10<>+8(SB)/8, $0x3030303000000000
-DATA constant10<>+16(SB)/8, $0x3030303000000000
-DATA constant10<>+24(SB)/8, $0x3030303000000000
-DATA constant10<>+32(SB)/8, $0x3030303000000000
-DATA constant10<>+40(SB)/8, $0x3030303000000000
-DATA constant10<>+48(SB)/8, $0x3030303000000000
-DATA constant10<>+56(SB)/8, $0x3030303000000000
-GLOBL constant10<>(SB), RODATA|NOPTR, $64
+// func rowsQ5_KAVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·rowsQ5_KAVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant2<>+0(SB), Z0
+	VMOVDQU32 constant12<>+0(SB), Z1
+	VMOVDQU32 constant20<>+0(SB), Z2
+	VMOVDQU32 constant13<>+0(SB), Z3
+	VMOVDQU32 constant21<>+0(SB), Z4
+	VMOVDQU32 constant14<>+0(SB), Z5
+	VMOVDQU32 constant22<>+0(SB), Z6
+	VMOVDQU32 constant15<>+0(SB), Z7
+	VMOVDQU32 constant23<>+0(SB), Z8
+	VMOVDQU32 constant11<>+0(SB), Z9
+	VMOVDQU32 constant16<>+0(SB), Z10
+	VMOVDQU32 constant17<>+0(SB), Z11
+	VMOVDQU32 constant18<>+0(SB), Z12
+	VMOVDQU32 constant19<>+0(SB), Z13
+	VMOVDQU32 constant3<>+0(SB), Z14
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
 
-DATA constant11<>+0(SB)/8, $0x0000000400000000
-DATA constant11<>+8(SB)/8, $0x0000000c00000008
-DATA constant11<>+16(SB)/8, $0x0000001400000010
-DATA constant11<>+24(SB)/8, $0x0000001c00000018
-DATA constant11<>+32(SB)/8, $0x0000000000000000
-DATA constant11<>+40(SB)/8, $0x0000000000000000
-DATA constant11<>+48(SB)/8, $0x0000000000000000
-DATA constant11<>+56(SB)/8, $0x0000000000000000
-GLOBL constant11<>(SB), RODATA|NOPTR, $64
+group:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+256, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, R8
+	MOVQ            112(AX), R9
+	VPXORD          Z15, Z15, Z15
+	VMOVDQU32       (CX), X16
+	VINSERTI32X4    $0x01, 176(CX), Z16, Z16
+	VINSERTI32X4    $0x02, 352(CX), Z16, Z16
+	VINSERTI32X4    $0x03, 528(CX), Z16, Z16
+	VPSHUFD         $0xed, Z16, Z17
+	VPSHUFD         $0xa5, Z16, Z18
+	VPSRLVD         Z10, Z17, Z17
+	VPSRLD          $0x02, Z18, Z18
+	VPANDD          Z11, Z17, Z17
+	VPTERNLOGD      $0xf8, Z18, Z12, Z17
+	VMOVDQU32       Z17, 4096(R9)
+	VPUNPCKHBW      Z15, Z17, Z17
+	VMOVDQU32       704(CX), X19
+	VINSERTI32X4    $0x01, 880(CX), Z19, Z19
+	VINSERTI32X4    $0x02, 1056(CX), Z19, Z19
+	VINSERTI32X4    $0x03, 1232(CX), Z19, Z19
+	VPSHUFD         $0xed, Z19, Z18
+	VPSHUFD         $0xa5, Z19, Z20
+	VPSRLVD         Z10, Z18, Z18
+	VPSRLD          $0x02, Z20, Z20
+	VPANDD          Z11, Z18, Z18
+	VPTERNLOGD      $0xf8, Z20, Z12, Z18
+	VMOVDQU32       Z18, 4160(R9)
+	VPUNPCKHBW      Z15, Z18, Z15
+	VPERMT2D        Z19, Z13, Z16
+	VPMOVDW         Y16, X19
+	VCVTPH2PS       X19, Y18
+	VPSRLD          $0x10, Y16, Y16
+	VPMOVDW         Y16, X19
+	VCVTPH2PS       X19, Y20
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VMOVDQU32       48(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VMOVDQU32       112(CX), Z23
+	VPSRLW          $0x04, Z23, Z24
+	VPANDD          Z0, Z23, Z23
+	VPANDD          Z0, Z24, Z24
+	VBROADCASTI64X4 16(CX), Z25
+	VPROLVQ         Z2, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z21
+	VPROLVQ         Z4, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z22
+	VPROLVQ         Z6, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z23
+	VPROLVQ         Z8, Z25, Z25
+	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4096(R9), Z25
+	VPSHUFB         Z1, Z25, Z26
+	VPSHUFB         Z3, Z25, Z27
+	VPSHUFB         Z5, Z25, Z28
+	VPSHUFB         Z7, Z25, Z25
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part1:
+	VPXORD          Z29, Z29, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        (R9), Z21, Z30
+	VPDPWSSD        Z30, Z26, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        64(R9), Z22, Z30
+	VPDPWSSD        Z30, Z27, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        128(R9), Z23, Z30
+	VPDPWSSD        Z30, Z28, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        192(R9), Z24, Z30
+	VPDPWSSD        Z30, Z25, Z29
+	VMOVDQU32       Z29, (R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part1
+	PREFETCHT0      4288(CX)
+	PREFETCHT0      4352(CX)
+	PREFETCHT0      4416(CX)
+	VMOVDQU32       224(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VMOVDQU32       288(CX), Z23
+	VPSRLW          $0x04, Z23, Z24
+	VPANDD          Z0, Z23, Z23
+	VPANDD          Z0, Z24, Z24
+	VBROADCASTI64X4 192(CX), Z25
+	VPROLVQ         Z2, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z21
+	VPROLVQ         Z4, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z22
+	VPROLVQ         Z6, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z23
+	VPROLVQ         Z8, Z25, Z25
+	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4112(R9), Z25
+	VPSHUFB         Z1, Z25, Z26
+	VPSHUFB         Z3, Z25, Z27
+	VPSHUFB         Z5, Z25, Z28
+	VPSHUFB         Z7, Z25, Z25
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part2:
+	VPXORD          Z29, Z29, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        256(R9), Z21, Z30
+	VPDPWSSD        Z30, Z26, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        320(R9), Z22, Z30
+	VPDPWSSD        Z30, Z27, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        384(R9), Z23, Z30
+	VPDPWSSD        Z30, Z28, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        448(R9), Z24, Z30
+	VPDPWSSD        Z30, Z25, Z29
+	VMOVDQU32       Z29, 64(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part2
+	PREFETCHT0      4480(CX)
+	PREFETCHT0      4544(CX)
+	PREFETCHT0      4608(CX)
+	VMOVDQU32       400(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VMOVDQU32       464(CX), Z23
+	VPSRLW          $0x04, Z23, Z24
+	VPANDD          Z0, Z23, Z23
+	VPANDD          Z0, Z24, Z24
+	VBROADCASTI64X4 368(CX), Z25
+	VPROLVQ         Z2, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z21
+	VPROLVQ         Z4, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z22
+	VPROLVQ         Z6, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z23
+	VPROLVQ         Z8, Z25, Z25
+	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4128(R9), Z25
+	VPSHUFB         Z1, Z25, Z26
+	VPSHUFB         Z3, Z25, Z27
+	VPSHUFB         Z5, Z25, Z28
+	VPSHUFB         Z7, Z25, Z25
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part3:
+	VPXORD          Z29, Z29, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        512(R9), Z21, Z30
+	VPDPWSSD        Z30, Z26, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        576(R9), Z22, Z30
+	VPDPWSSD        Z30, Z27, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        640(R9), Z23, Z30
+	VPDPWSSD        Z30, Z28, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        704(R9), Z24, Z30
+	VPDPWSSD        Z30, Z25, Z29
+	VMOVDQU32       Z29, 128(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part3
+	PREFETCHT0      4672(CX)
+	PREFETCHT0      4736(CX)
+	VMOVDQU32       576(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VMOVDQU32       640(CX), Z23
+	VPSRLW          $0x04, Z23, Z24
+	VPANDD          Z0, Z23, Z23
+	VPANDD          Z0, Z24, Z24
+	VBROADCASTI64X4 544(CX), Z25
+	VPROLVQ         Z2, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z21
+	VPROLVQ         Z4, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z22
+	VPROLVQ         Z6, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z23
+	VPROLVQ         Z8, Z25, Z25
+	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4144(R9), Z25
+	VPSHUFB         Z1, Z25, Z26
+	VPSHUFB         Z3, Z25, Z27
+	VPSHUFB         Z5, Z25, Z28
+	VPSHUFB         Z7, Z25, Z25
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part4:
+	VPXORD          Z29, Z29, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        768(R9), Z21, Z30
+	VPDPWSSD        Z30, Z26, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        832(R9), Z22, Z30
+	VPDPWSSD        Z30, Z27, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        896(R9), Z23, Z30
+	VPDPWSSD        Z30, Z28, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        960(R9), Z24, Z30
+	VPDPWSSD        Z30, Z25, Z29
+	VMOVDQU32       Z29, 192(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part4
+	PREFETCHT0      4800(CX)
+	PREFETCHT0      4864(CX)
+	PREFETCHT0      4928(CX)
+	VMOVDQU32       752(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VMOVDQU32       816(CX), Z23
+	VPSRLW          $0x04, Z23, Z24
+	VPANDD          Z0, Z23, Z23
+	VPANDD          Z0, Z24, Z24
+	VBROADCASTI64X4 720(CX), Z25
+	VPROLVQ         Z2, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z21
+	VPROLVQ         Z4, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z22
+	VPROLVQ         Z6, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z23
+	VPROLVQ         Z8, Z25, Z25
+	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4160(R9), Z25
+	VPSHUFB         Z1, Z25, Z26
+	VPSHUFB         Z3, Z25, Z27
+	VPSHUFB         Z5, Z25, Z28
+	VPSHUFB         Z7, Z25, Z25
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part5:
+	VPXORD          Z29, Z29, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1024(R9), Z21, Z30
+	VPDPWSSD        Z30, Z26, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1088(R9), Z22, Z30
+	VPDPWSSD        Z30, Z27, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1152(R9), Z23, Z30
+	VPDPWSSD        Z30, Z28, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1216(R9), Z24, Z30
+	VPDPWSSD        Z30, Z25, Z29
+	VMOVDQU32       Z29, 256(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part5
+	PREFETCHT0      4992(CX)
+	PREFETCHT0      5056(CX)
+	PREFETCHT0      5120(CX)
+	VMOVDQU32       928(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VMOVDQU32       992(CX), Z23
+	VPSRLW          $0x04, Z23, Z24
+	VPANDD          Z0, Z23, Z23
+	VPANDD          Z0, Z24, Z24
+	VBROADCASTI64X4 896(CX), Z25
+	VPROLVQ         Z2, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z21
+	VPROLVQ         Z4, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z22
+	VPROLVQ         Z6, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z23
+	VPROLVQ         Z8, Z25, Z25
+	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4176(R9), Z25
+	VPSHUFB         Z1, Z25, Z26
+	VPSHUFB         Z3, Z25, Z27
+	VPSHUFB         Z5, Z25, Z28
+	VPSHUFB         Z7, Z25, Z25
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part6:
+	VPXORD          Z29, Z29, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1280(R9), Z21, Z30
+	VPDPWSSD        Z30, Z26, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1344(R9), Z22, Z30
+	VPDPWSSD        Z30, Z27, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1408(R9), Z23, Z30
+	VPDPWSSD        Z30, Z28, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1472(R9), Z24, Z30
+	VPDPWSSD        Z30, Z25, Z29
+	VMOVDQU32       Z29, 320(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part6
+	PREFETCHT0      5184(CX)
+	PREFETCHT0      5248(CX)
+	PREFETCHT0      5312(CX)
+	VMOVDQU32       1104(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VMOVDQU32       1168(CX), Z23
+	VPSRLW          $0x04, Z23, Z24
+	VPANDD          Z0, Z23, Z23
+	VPANDD          Z0, Z24, Z24
+	VBROADCASTI64X4 1072(CX), Z25
+	VPROLVQ         Z2, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z21
+	VPROLVQ         Z4, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z22
+	VPROLVQ         Z6, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z23
+	VPROLVQ         Z8, Z25, Z25
+	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4192(R9), Z25
+	VPSHUFB         Z1, Z25, Z26
+	VPSHUFB         Z3, Z25, Z27
+	VPSHUFB         Z5, Z25, Z28
+	VPSHUFB         Z7, Z25, Z25
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part7:
+	VPXORD          Z29, Z29, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1536(R9), Z21, Z30
+	VPDPWSSD        Z30, Z26, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1600(R9), Z22, Z30
+	VPDPWSSD        Z30, Z27, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1664(R9), Z23, Z30
+	VPDPWSSD        Z30, Z28, Z29
+	VPXORD          Z30, Z30, Z30
+	VPDPBUSD        1728(R9), Z24, Z30
+	VPDPWSSD        Z30, Z25, Z29
+	VMOVDQU32       Z29, 384(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part7
+	PREFETCHT0      5376(CX)
+	PREFETCHT0      5440(CX)
+	VMOVDQU32       1280(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VMOVDQU32       1344(CX), Z23
+	VPSRLW          $0x04, Z23, Z24
+	VPANDD          Z0, Z23, Z23
+	VPANDD          Z0, Z24, Z24
+	VBROADCASTI64X4 1248(CX), Z25
+	VPROLVQ         Z2, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z21
+	VPROLVQ         Z4, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z22
+	VPROLVQ         Z6, Z25, Z26
+	VPTERNLOGD      $0xf8, Z26, Z9, Z23
+	VPROLVQ         Z8, Z25, Z25
+	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4208(R9), Z25
+	VPSHUFB         Z1, Z25, Z26
+	VPSHUFB         Z3, Z25, Z27
+	VPSHUFB         Z5, Z25, Z28
+	VPSHUFB         Z7, Z25, Z25
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part8:
+	VPXORD    Z29, Z29, Z29
+	VPXORD    Z30, Z30, Z30
+	VPDPBUSD  1792(R9), Z21, Z30
+	VPDPWSSD  Z30, Z26, Z29
+	VPXORD    Z30, Z30, Z30
+	VPDPBUSD  1856(R9), Z22, Z30
+	VPDPWSSD  Z30, Z27, Z29
+	VPXORD    Z30, Z30, Z30
+	VPDPBUSD  1920(R9), Z23, Z30
+	VPDPWSSD  Z30, Z28, Z29
+	VPXORD    Z30, Z30, Z30
+	VPDPBUSD  1984(R9), Z24, Z30
+	VPDPWSSD  Z30, Z25, Z29
+	VMOVDQU32 Z29, 448(R12)
+	ADDQ      $+512, R12
+	ADDQ      40(AX), R9
+	ADDQ      56(AX), R10
+	DECQ      R11
+	JNZ       part8
+	MOVQ      112(AX), R9
+	MOVQ      88(AX), R10
+	MOVQ      DX, R11
+
+position9:
+	VMOVDQU32   (R9), Z21
+	VMOVDQU32   64(R9), Z22
+	VMOVDQU32   128(R9), Z23
+	VMOVDQU32   192(R9), Z24
+	VMOVDQU32   256(R9), Z25
+	VMOVDQU32   320(R9), Z26
+	VMOVDQU32   384(R9), Z27
+	VMOVDQU32   448(R9), Z28
+	ADDQ        $+512, R9
+	VPUNPCKLDQ  Z22, Z21, Z29
+	VPUNPCKHDQ  Z22, Z21, Z21
+	VPADDD      Z21, Z29, Z29
+	VPUNPCKLDQ  Z24, Z23, Z21
+	VPUNPCKHDQ  Z24, Z23, Z22
+	VPADDD      Z22, Z21, Z21
+	VPUNPCKLQDQ Z21, Z29, Z22
+	VPUNPCKHQDQ Z21, Z29, Z21
+	VPADDD      Z21, Z22, Z22
+	VPUNPCKLDQ  Z26, Z25, Z21
+	VPUNPCKHDQ  Z26, Z25, Z23
+	VPADDD      Z23, Z21, Z21
+	VPUNPCKLDQ  Z28, Z27, Z23
+	VPUNPCKHDQ  Z28, Z27, Z24
+	VPADDD      Z24, Z23, Z23
+	VPUNPCKLQDQ Z23, Z21, Z24
+	VPUNPCKHQDQ Z23, Z21, Z21
+	VPADDD      Z21, Z24, Z24
+	VSHUFI32X4  $0x44, Z24, Z22, Z21
+	VSHUFI32X4  $0xee, Z24, Z22, Z22
+	VPADDD      Z22, Z21, Z21
+	VSHUFI32X4  $0x08, Z21, Z21, Z22
+	VSHUFI32X4  $0x0d, Z21, Z21, Z21
+	VPADDD      Y21, Y22, Y22
+	VPMADDWD    (R8), Z17, Z21
+	VPMADDWD    64(R8), Z15, Z23
+	VPUNPCKLDQ  Z23, Z21, Z24
+	VPUNPCKHDQ  Z23, Z21, Z21
+	VPADDD      Z21, Z24, Z24
+	VPSHUFD     $0x4e, Z24, Z21
+	VPADDD      Z21, Z24, Z24
+	VPERMD      Z24, Z14, Z24
+	VCVTDQ2PS   Y22, Y22
+	VMULPS      Y18, Y22, Y22
+	VCVTDQ2PS   Y24, Y24
+	VMULPS      Y20, Y24, Y24
+	VSUBPS      Y24, Y22, Y22
+	VMULPS      (DI), Y22, Y22
+	VMOVUPS     Y22, (R11)
+	ADDQ        40(AX), SI
+	ADDQ        48(AX), DI
+	ADDQ        56(AX), R8
+	ADDQ        104(AX), R11
+	DECQ        R10
+	JNZ         position9
+	ADDQ        $+1408, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         group
+	VZEROUPPER
+	RET
+
+DATA constant20<>+0(SB)/8, $0x0000000000000004
+DATA constant20<>+8(SB)/8, $0x0000000000000004
+DATA constant20<>+16(SB)/8, $0x0000000000000004
+DATA constant20<>+24(SB)/8, $0x0000000000000004
+DATA constant20<>+32(SB)/8, $0x0000000000000002
+DATA constant20<>+40(SB)/8, $0x0000000000000002
+DATA constant20<>+48(SB)/8, $0x0000000000000002
+DATA constant20<>+56(SB)/8, $0x0000000000000002
+GLOBL constant20<>(SB), RODATA|NOPTR, $64
+
+DATA constant21<>+0(SB)/8, $0x0000000000000003
+DATA constant21<>+8(SB)/8, $0x0000000000000003
+DATA constant21<>+16(SB)/8, $0x0000000000000003
+DATA constant21<>+24(SB)/8, $0x0000000000000003
+DATA constant21<>+32(SB)/8, $0x0000000000000001
+DATA constant21<>+40(SB)/8, $0x0000000000000001
+DATA constant21<>+48(SB)/8, $0x0000000000000001
+DATA constant21<>+56(SB)/8, $0x0000000000000001
+GLOBL constant21<>(SB), RODATA|NOPTR, $64
+
+DATA constant22<>+0(SB)/8, $0x0000000000000000
+DATA constant22<>+8(SB)/8, $0x0000000000000000
+DATA constant22<>+16(SB)/8, $0x0000000000000000
+DATA constant22<>+24(SB)/8, $0x0000000000000000
+DATA constant22<>+32(SB)/8, $0x000000000000003e
+DATA constant22<>+40(SB)/8, $0x000000000000003e
+DATA constant22<>+48(SB)/8, $0x000000000000003e
+DATA constant22<>+56(SB)/8, $0x000000000000003e
+GLOBL constant22<>(SB), RODATA|NOPTR, $64
+
+DATA constant23<>+0(SB)/8, $0x000000000000003f
+DATA constant23<>+8(SB)/8, $0x000000000000003f
+DATA constant23<>+16(SB)/8, $0x000000000000003f
+DATA constant23<>+24(SB)/8, $0x000000000000003f
+DATA constant23<>+32(SB)/8, $0x000000000000003d
+DATA constant23<>+40(SB)/8, $0x000000000000003d
+DATA constant23<>+48(SB)/8, $0x000000000000003d
+DATA constant23<>+56(SB)/8, $0x000000000000003d
+GLOBL constant23<>(SB), RODATA|NOPTR, $64
+
+// func rowsQ6_KAVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·rowsQ6_KAVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant2<>+0(SB), Z0
+	VMOVDQU32 constant24<>+0(SB), Z1
+	VMOVDQU32 constant20<>+0(SB), Z2
+	VMOVDQU32 constant22<>+0(SB), Z3
+	VMOVDQU32 constant25<>+0(SB), Z4
+	VMOVDQU32 constant26<>+0(SB), Z5
+	VMOVDQU32 constant27<>+0(SB), Z6
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+256, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	IMUL3Q          $+32, BX, R9
+	ADDQ            R9, R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	PREFETCHT0      4288(CX)
+	VMOVDQU32       (CX), Z7
+	VBROADCASTI64X4 128(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       64(CX), Z8
+	VBROADCASTI64X4 160(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       192(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part1:
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        (R10), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        (R9), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        64(R9), Z9, Z17
+	VPDPWSSD        Z17, Z10, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        128(R9), Z8, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        192(R9), Z12, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, (R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part1
+	PREFETCHT0      4352(CX)
+	PREFETCHT0      4416(CX)
+	PREFETCHT0      4480(CX)
+	VMOVDQU32       210(CX), Z7
+	VBROADCASTI64X4 338(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       274(CX), Z8
+	VBROADCASTI64X4 370(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       402(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part2:
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        32(R10), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        256(R9), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        320(R9), Z9, Z17
+	VPDPWSSD        Z17, Z10, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        384(R9), Z8, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        448(R9), Z12, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 64(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part2
+	PREFETCHT0      4544(CX)
+	PREFETCHT0      4608(CX)
+	PREFETCHT0      4672(CX)
+	VMOVDQU32       420(CX), Z7
+	VBROADCASTI64X4 548(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       484(CX), Z8
+	VBROADCASTI64X4 580(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       612(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part3:
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        64(R10), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        512(R9), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        576(R9), Z9, Z17
+	VPDPWSSD        Z17, Z10, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        640(R9), Z8, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        704(R9), Z12, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 128(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part3
+	PREFETCHT0      4736(CX)
+	PREFETCHT0      4800(CX)
+	PREFETCHT0      4864(CX)
+	PREFETCHT0      4928(CX)
+	VMOVDQU32       630(CX), Z7
+	VBROADCASTI64X4 758(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       694(CX), Z8
+	VBROADCASTI64X4 790(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       822(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part4:
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        96(R10), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        768(R9), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        832(R9), Z9, Z17
+	VPDPWSSD        Z17, Z10, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        896(R9), Z8, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        960(R9), Z12, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 192(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part4
+	PREFETCHT0      4992(CX)
+	PREFETCHT0      5056(CX)
+	PREFETCHT0      5120(CX)
+	VMOVDQU32       840(CX), Z7
+	VBROADCASTI64X4 968(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       904(CX), Z8
+	VBROADCASTI64X4 1000(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       1032(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part5:
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        128(R10), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1024(R9), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1088(R9), Z9, Z17
+	VPDPWSSD        Z17, Z10, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1152(R9), Z8, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1216(R9), Z12, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 256(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part5
+	PREFETCHT0      5184(CX)
+	PREFETCHT0      5248(CX)
+	PREFETCHT0      5312(CX)
+	VMOVDQU32       1050(CX), Z7
+	VBROADCASTI64X4 1178(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       1114(CX), Z8
+	VBROADCASTI64X4 1210(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       1242(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part6:
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        160(R10), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1280(R9), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1344(R9), Z9, Z17
+	VPDPWSSD        Z17, Z10, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1408(R9), Z8, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1472(R9), Z12, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 320(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part6
+	PREFETCHT0      5376(CX)
+	PREFETCHT0      5440(CX)
+	PREFETCHT0      5504(CX)
+	VMOVDQU32       1260(CX), Z7
+	VBROADCASTI64X4 1388(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       1324(CX), Z8
+	VBROADCASTI64X4 1420(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       1452(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part7:
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        192(R10), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1536(R9), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1600(R9), Z9, Z17
+	VPDPWSSD        Z17, Z10, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1664(R9), Z8, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1728(R9), Z12, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 384(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part7
+	PREFETCHT0      5568(CX)
+	PREFETCHT0      5632(CX)
+	PREFETCHT0      5696(CX)
+	PREFETCHT0      5760(CX)
+	VMOVDQU32       1470(CX), Z7
+	VBROADCASTI64X4 1598(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       1534(CX), Z8
+	VBROADCASTI64X4 1630(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       1662(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part8:
+	VPXORD      Z16, Z16, Z16
+	VPDPWSSD    224(R10), Y11, Y16
+	VPXORD      Z17, Z17, Z17
+	VPDPBUSD    1792(R9), Z7, Z17
+	VPDPWSSD    Z17, Z13, Z16
+	VPXORD      Z17, Z17, Z17
+	VPDPBUSD    1856(R9), Z9, Z17
+	VPDPWSSD    Z17, Z10, Z16
+	VPXORD      Z17, Z17, Z17
+	VPDPBUSD    1920(R9), Z8, Z17
+	VPDPWSSD    Z17, Z15, Z16
+	VPXORD      Z17, Z17, Z17
+	VPDPBUSD    1984(R9), Z12, Z17
+	VPDPWSSD    Z17, Z14, Z16
+	VMOVDQU32   Z16, 448(R12)
+	ADDQ        $+512, R12
+	ADDQ        40(AX), R9
+	ADDQ        56(AX), R10
+	DECQ        R11
+	JNZ         part8
+	VPXORD      Z7, Z7, Z7
+	VPXORD      Z8, Z8, Z8
+	VPINSRW     $0x00, 208(CX), X7, X7
+	VPINSRW     $0x00, 1048(CX), X8, X8
+	VPINSRW     $0x01, 418(CX), X7, X7
+	VPINSRW     $0x01, 1258(CX), X8, X8
+	VPINSRW     $0x02, 628(CX), X7, X7
+	VPINSRW     $0x02, 1468(CX), X8, X8
+	VPINSRW     $0x03, 838(CX), X7, X7
+	VPINSRW     $0x03, 1678(CX), X8, X8
+	VPUNPCKLQDQ X8, X7, X7
+	VCVTPH2PS   X7, Y11
+	MOVQ        112(AX), R9
+	MOVQ        88(AX), R10
+	MOVQ        DX, R11
+
+position9:
+	VMOVDQU32   (R9), Z7
+	VMOVDQU32   64(R9), Z8
+	VMOVDQU32   128(R9), Z9
+	VMOVDQU32   192(R9), Z10
+	VMOVDQU32   256(R9), Z12
+	VMOVDQU32   320(R9), Z13
+	VMOVDQU32   384(R9), Z14
+	VMOVDQU32   448(R9), Z15
+	ADDQ        $+512, R9
+	VPUNPCKLDQ  Z8, Z7, Z16
+	VPUNPCKHDQ  Z8, Z7, Z7
+	VPADDD      Z7, Z16, Z16
+	VPUNPCKLDQ  Z10, Z9, Z7
+	VPUNPCKHDQ  Z10, Z9, Z8
+	VPADDD      Z8, Z7, Z7
+	VPUNPCKLQDQ Z7, Z16, Z8
+	VPUNPCKHQDQ Z7, Z16, Z7
+	VPADDD      Z7, Z8, Z8
+	VPUNPCKLDQ  Z13, Z12, Z7
+	VPUNPCKHDQ  Z13, Z12, Z9
+	VPADDD      Z9, Z7, Z7
+	VPUNPCKLDQ  Z15, Z14, Z9
+	VPUNPCKHDQ  Z15, Z14, Z10
+	VPADDD      Z10, Z9, Z9
+	VPUNPCKLQDQ Z9, Z7, Z10
+	VPUNPCKHQDQ Z9, Z7, Z7
+	VPADDD      Z7, Z10, Z10
+	VSHUFI32X4  $0x44, Z10, Z8, Z7
+	VSHUFI32X4  $0xee, Z10, Z8, Z8
+	VPADDD      Z8, Z7, Z7
+	VSHUFI32X4  $0x08, Z7, Z7, Z8
+	VSHUFI32X4  $0x0d, Z7, Z7, Z7
+	VPADDD      Y7, Y8, Y8
+	VCVTDQ2PS   Y8, Y8
+	VMULPS      Y11, Y8, Y8
+	VMULPS      (DI), Y8, Y8
+	VMOVUPS     Y8, (R11)
+	ADDQ        40(AX), SI
+	ADDQ        48(AX), DI
+	ADDQ        56(AX), R8
+	ADDQ        104(AX), R11
+	DECQ        R10
+	JNZ         position9
+	ADDQ        $+1680, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         group
+	VZEROUPPER
+	RET
+
+DATA constant24<>+0(SB)/8, $0x3030303030303030
+DATA constant24<>+8(SB)/8, $0x3030303030303030
+DATA constant24<>+16(SB)/8, $0x3030303030303030
+DATA constant24<>+24(SB)/8, $0x3030303030303030
+DATA constant24<>+32(SB)/8, $0x3030303030303030
+DATA constant24<>+40(SB)/8, $0x3030303030303030
+DATA constant24<>+48(SB)/8, $0x3030303030303030
+DATA constant24<>+56(SB)/8, $0x3030303030303030
+GLOBL constant24<>(SB), RODATA|NOPTR, $64
+
+DATA constant25<>+0(SB)/8, $0x8080010080800100
+DATA constant25<>+8(SB)/8, $0x8080010080800100
+DATA constant25<>+16(SB)/8, $0x8080030280800302
+DATA constant25<>+24(SB)/8, $0x8080030280800302
+DATA constant25<>+32(SB)/8, $0x8080050480800504
+DATA constant25<>+40(SB)/8, $0x8080050480800504
+DATA constant25<>+48(SB)/8, $0x8080070680800706
+DATA constant25<>+56(SB)/8, $0x8080070680800706
+GLOBL constant25<>(SB), RODATA|NOPTR, $64
+
+DATA constant26<>+0(SB)/8, $0x8080090880800908
+DATA constant26<>+8(SB)/8, $0x8080090880800908
+DATA constant26<>+16(SB)/8, $0x80800b0a80800b0a
+DATA constant26<>+24(SB)/8, $0x80800b0a80800b0a
+DATA constant26<>+32(SB)/8, $0x80800d0c80800d0c
+DATA constant26<>+40(SB)/8, $0x80800d0c80800d0c
+DATA constant26<>+48(SB)/8, $0x80800f0e80800f0e
+DATA constant26<>+56(SB)/8, $0x80800f0e80800f0e
+GLOBL constant26<>(SB), RODATA|NOPTR, $64
+
+DATA constant27<>+0(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant27<>+8(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant27<>+16(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant27<>+24(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant27<>+32(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant27<>+40(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant27<>+48(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant27<>+56(SB)/8, $0xffe0ffe0ffe0ffe0
+GLOBL constant27<>(SB), RODATA|NOPTR, $64
+
+// func rowsQ3_KAVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·rowsQ3_KAVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant28<>+0(SB), Z0
+	VMOVDQU32 constant29<>+0(SB), Z1
+	VMOVDQU32 constant22<>+0(SB), Z2
+	VMOVDQU32 constant30<>+0(SB), Z3
+	VMOVDQU32 constant31<>+0(SB), Z4
+	VMOVDQU32 constant32<>+0(SB), Z5
+	VMOVDQU32 constant33<>+0(SB), Z6
+	VMOVDQU32 constant34<>+0(SB), Z7
+	VMOVDQU32 constant35<>+0(SB), Z8
+	VMOVDQU32 constant36<>+0(SB), Z9
+	VMOVDQU32 constant37<>+0(SB), Z10
+	VMOVDQU32 constant38<>+0(SB), Z11
+	VMOVDQU32 constant2<>+0(SB), Z12
+	VMOVDQU32 constant28<>+0(SB), Z13
+	VMOVDQU32 constant39<>+0(SB), Z14
+	VMOVDQU32 constant25<>+0(SB), Z15
+	VMOVDQU32 constant26<>+0(SB), Z16
+	VMOVDQU32 constant40<>+0(SB), Z17
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+256, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	IMUL3Q          $+32, BX, R9
+	ADDQ            R9, R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	VBROADCASTI64X4 32(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 64(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 (CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       94(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part1:
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        (R10), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        (R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        64(R9), Z18, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        128(R9), Z22, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        192(R9), Z21, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VMOVDQU32       Z27, (R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part1
+	PREFETCHT0      4224(CX)
+	PREFETCHT0      4288(CX)
+	VBROADCASTI64X4 142(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 174(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 110(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       204(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part2:
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        32(R10), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        256(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        320(R9), Z18, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        384(R9), Z22, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        448(R9), Z21, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VMOVDQU32       Z27, 64(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part2
+	PREFETCHT0      4352(CX)
+	PREFETCHT0      4416(CX)
+	VBROADCASTI64X4 252(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 284(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 220(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       314(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part3:
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        64(R10), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        512(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        576(R9), Z18, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        640(R9), Z22, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        704(R9), Z21, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VMOVDQU32       Z27, 128(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part3
+	PREFETCHT0      4480(CX)
+	VBROADCASTI64X4 362(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 394(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 330(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       424(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part4:
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        96(R10), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        768(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        832(R9), Z18, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        896(R9), Z22, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        960(R9), Z21, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VMOVDQU32       Z27, 192(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part4
+	PREFETCHT0      4544(CX)
+	PREFETCHT0      4608(CX)
+	VBROADCASTI64X4 472(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 504(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 440(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       534(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part5:
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        128(R10), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1024(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1088(R9), Z18, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1152(R9), Z22, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1216(R9), Z21, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VMOVDQU32       Z27, 256(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part5
+	PREFETCHT0      4672(CX)
+	PREFETCHT0      4736(CX)
+	VBROADCASTI64X4 582(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 614(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 550(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       644(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part6:
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        160(R10), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1280(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1344(R9), Z18, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1408(R9), Z22, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1472(R9), Z21, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VMOVDQU32       Z27, 320(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part6
+	PREFETCHT0      4800(CX)
+	PREFETCHT0      4864(CX)
+	VBROADCASTI64X4 692(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 724(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 660(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       754(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part7:
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        192(R10), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1536(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1600(R9), Z18, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1664(R9), Z22, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1728(R9), Z21, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VMOVDQU32       Z27, 384(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part7
+	PREFETCHT0      4928(CX)
+	VBROADCASTI64X4 802(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 834(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 770(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       864(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part8:
+	VPXORD      Z27, Z27, Z27
+	VPDPWSSD    224(R10), Y20, Y27
+	VPXORD      Z28, Z28, Z28
+	VPDPBUSD    1792(R9), Z19, Z28
+	VPDPWSSD    Z28, Z24, Z27
+	VPXORD      Z28, Z28, Z28
+	VPDPBUSD    1856(R9), Z18, Z28
+	VPDPWSSD    Z28, Z23, Z27
+	VPXORD      Z28, Z28, Z28
+	VPDPBUSD    1920(R9), Z22, Z28
+	VPDPWSSD    Z28, Z26, Z27
+	VPXORD      Z28, Z28, Z28
+	VPDPBUSD    1984(R9), Z21, Z28
+	VPDPWSSD    Z28, Z25, Z27
+	VMOVDQU32   Z27, 448(R12)
+	ADDQ        $+512, R12
+	ADDQ        40(AX), R9
+	ADDQ        56(AX), R10
+	DECQ        R11
+	JNZ         part8
+	VPXORD      Z18, Z18, Z18
+	VPXORD      Z19, Z19, Z19
+	VPINSRW     $0x00, 108(CX), X18, X18
+	VPINSRW     $0x00, 548(CX), X19, X19
+	VPINSRW     $0x01, 218(CX), X18, X18
+	VPINSRW     $0x01, 658(CX), X19, X19
+	VPINSRW     $0x02, 328(CX), X18, X18
+	VPINSRW     $0x02, 768(CX), X19, X19
+	VPINSRW     $0x03, 438(CX), X18, X18
+	VPINSRW     $0x03, 878(CX), X19, X19
+	VPUNPCKLQDQ X19, X18, X18
+	VCVTPH2PS   X18, Y20
+	MOVQ        112(AX), R9
+	MOVQ        88(AX), R10
+	MOVQ        DX, R11
+
+position9:
+	VMOVDQU32   (R9), Z18
+	VMOVDQU32   64(R9), Z19
+	VMOVDQU32   128(R9), Z21
+	VMOVDQU32   192(R9), Z22
+	VMOVDQU32   256(R9), Z23
+	VMOVDQU32   320(R9), Z24
+	VMOVDQU32   384(R9), Z25
+	VMOVDQU32   448(R9), Z26
+	ADDQ        $+512, R9
+	VPUNPCKLDQ  Z19, Z18, Z27
+	VPUNPCKHDQ  Z19, Z18, Z18
+	VPADDD      Z18, Z27, Z27
+	VPUNPCKLDQ  Z22, Z21, Z18
+	VPUNPCKHDQ  Z22, Z21, Z19
+	VPADDD      Z19, Z18, Z18
+	VPUNPCKLQDQ Z18, Z27, Z19
+	VPUNPCKHQDQ Z18, Z27, Z18
+	VPADDD      Z18, Z19, Z19
+	VPUNPCKLDQ  Z24, Z23, Z18
+	VPUNPCKHDQ  Z24, Z23, Z21
+	VPADDD      Z21, Z18, Z18
+	VPUNPCKLDQ  Z26, Z25, Z21
+	VPUNPCKHDQ  Z26, Z25, Z22
+	VPADDD      Z22, Z21, Z21
+	VPUNPCKLQDQ Z21, Z18, Z22
+	VPUNPCKHQDQ Z21, Z18, Z18
+	VPADDD      Z18, Z22, Z22
+	VSHUFI32X4  $0x44, Z22, Z19, Z18
+	VSHUFI32X4  $0xee, Z22, Z19, Z19
+	VPADDD      Z19, Z18, Z18
+	VSHUFI32X4  $0x08, Z18, Z18, Z19
+	VSHUFI32X4  $0x0d, Z18, Z18, Z18
+	VPADDD      Y18, Y19, Y19
+	VCVTDQ2PS   Y19, Y19
+	VMULPS      Y20, Y19, Y19
+	VMULPS      (DI), Y19, Y19
+	VMOVUPS     Y19, (R11)
+	ADDQ        40(AX), SI
+	ADDQ        48(AX), DI
+	ADDQ        56(AX), R8
+	ADDQ        104(AX), R11
+	DECQ        R10
+	JNZ         position9
+	ADDQ        $+880, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         group
+	VZEROUPPER
+	RET
+
+DATA constant28<>+0(SB)/8, $0x0303030303030303
+DATA constant28<>+8(SB)/8, $0x0303030303030303
+DATA constant28<>+16(SB)/8, $0x0303030303030303
+DATA constant28<>+24(SB)/8, $0x0303030303030303
+DATA constant28<>+32(SB)/8, $0x0303030303030303
+DATA constant28<>+40(SB)/8, $0x0303030303030303
+DATA constant28<>+48(SB)/8, $0x0303030303030303
+DATA constant28<>+56(SB)/8, $0x0303030303030303
+GLOBL constant28<>(SB), RODATA|NOPTR, $64
+
+DATA constant29<>+0(SB)/8, $0x0404040404040404
+DATA constant29<>+8(SB)/8, $0x0404040404040404
+DATA constant29<>+16(SB)/8, $0x0404040404040404
+DATA constant29<>+24(SB)/8, $0x0404040404040404
+DATA constant29<>+32(SB)/8, $0x0404040404040404
+DATA constant29<>+40(SB)/8, $0x0404040404040404
+DATA constant29<>+48(SB)/8, $0x0404040404040404
+DATA constant29<>+56(SB)/8, $0x0404040404040404
+GLOBL constant29<>(SB), RODATA|NOPTR, $64
+
+DATA constant30<>+0(SB)/8, $0x000000000000003c
+DATA constant30<>+8(SB)/8, $0x000000000000003c
+DATA constant30<>+16(SB)/8, $0x000000000000003c
+DATA constant30<>+24(SB)/8, $0x000000000000003c
+DATA constant30<>+32(SB)/8, $0x000000000000003a
+DATA constant30<>+40(SB)/8, $0x000000000000003a
+DATA constant30<>+48(SB)/8, $0x000000000000003a
+DATA constant30<>+56(SB)/8, $0x000000000000003a
+GLOBL constant30<>(SB), RODATA|NOPTR, $64
+
+DATA constant31<>+0(SB)/8, $0x0000000000000002
+DATA constant31<>+8(SB)/8, $0x0000000000000002
+DATA constant31<>+16(SB)/8, $0x0000000000000002
+DATA constant31<>+24(SB)/8, $0x0000000000000002
+DATA constant31<>+32(SB)/8, $0x0000000000000001
+DATA constant31<>+40(SB)/8, $0x0000000000000001
+DATA constant31<>+48(SB)/8, $0x0000000000000001
+DATA constant31<>+56(SB)/8, $0x0000000000000001
+GLOBL constant31<>(SB), RODATA|NOPTR, $64
+
+DATA constant32<>+0(SB)/8, $0x0000000000000000
+DATA constant32<>+8(SB)/8, $0x0000000000000000
+DATA constant32<>+16(SB)/8, $0x0000000000000000
+DATA constant32<>+24(SB)/8, $0x0000000000000000
+DATA constant32<>+32(SB)/8, $0x000000000000003f
+DATA constant32<>+40(SB)/8, $0x000000000000003f
+DATA constant32<>+48(SB)/8, $0x000000000000003f
+DATA constant32<>+56(SB)/8, $0x000000000000003f
+GLOBL constant32<>(SB), RODATA|NOPTR, $64
+
+DATA constant33<>+0(SB)/8, $0x000000000000003e
+DATA constant33<>+8(SB)/8, $0x000000000000003e
+DATA constant33<>+16(SB)/8, $0x000000000000003e
+DATA constant33<>+24(SB)/8, $0x000000000000003e
+DATA constant33<>+32(SB)/8, $0x000000000000003d
+DATA constant33<>+40(SB)/8, $0x000000000000003d
+DATA constant33<>+48(SB)/8, $0x000000000000003d
+DATA constant33<>+56(SB)/8, $0x000000000000003d
+GLOBL constant33<>(SB), RODATA|NOPTR, $64
+
+DATA constant34<>+0(SB)/8, $0x000000000000003c
+DATA constant34<>+8(SB)/8, $0x000000000000003c
+DATA constant34<>+16(SB)/8, $0x000000000000003c
+DATA constant34<>+24(SB)/8, $0x000000000000003c
+DATA constant34<>+32(SB)/8, $0x000000000000003b
+DATA constant34<>+40(SB)/8, $0x000000000000003b
+DATA constant34<>+48(SB)/8, $0x000000000000003b
+DATA constant34<>+56(SB)/8, $0x000000000000003b
+GLOBL constant34<>(SB), RODATA|NOPTR, $64
+
+DATA constant35<>+0(SB)/8, $0x0908070605040302
+DATA constant35<>+8(SB)/8, $0x0908070605040302
+DATA constant35<>+16(SB)/8, $0x0908070605040302
+DATA constant35<>+24(SB)/8, $0x0908070605040302
+DATA constant35<>+32(SB)/8, $0x0908070605040302
+DATA constant35<>+40(SB)/8, $0x0908070605040302
+DATA constant35<>+48(SB)/8, $0x0908070605040302
+DATA constant35<>+56(SB)/8, $0x0908070605040302
+GLOBL constant35<>(SB), RODATA|NOPTR, $64
+
+DATA constant36<>+0(SB)/8, $0x0d0c0b0a0d0c0b0a
+DATA constant36<>+8(SB)/8, $0x0d0c0b0a0d0c0b0a
+DATA constant36<>+16(SB)/8, $0x0d0c0b0a0d0c0b0a
+DATA constant36<>+24(SB)/8, $0x0d0c0b0a0d0c0b0a
+DATA constant36<>+32(SB)/8, $0x0d0c0b0a0d0c0b0a
+DATA constant36<>+40(SB)/8, $0x0d0c0b0a0d0c0b0a
+DATA constant36<>+48(SB)/8, $0x0d0c0b0a0d0c0b0a
+DATA constant36<>+56(SB)/8, $0x0d0c0b0a0d0c0b0a
+GLOBL constant36<>(SB), RODATA|NOPTR, $64
+
+DATA constant37<>+0(SB)/8, $0x0000000000000000
+DATA constant37<>+8(SB)/8, $0x0000000000000004
+DATA constant37<>+16(SB)/8, $0x0000000000000000
+DATA constant37<>+24(SB)/8, $0x0000000000000004
+DATA constant37<>+32(SB)/8, $0x0000000000000000
+DATA constant37<>+40(SB)/8, $0x0000000000000004
+DATA constant37<>+48(SB)/8, $0x0000000000000000
+DATA constant37<>+56(SB)/8, $0x0000000000000004
+GLOBL constant37<>(SB), RODATA|NOPTR, $64
+
+DATA constant38<>+0(SB)/8, $0x0000000200000000
+DATA constant38<>+8(SB)/8, $0x0000000600000004
+DATA constant38<>+16(SB)/8, $0x0000000200000000
+DATA constant38<>+24(SB)/8, $0x0000000600000004
+DATA constant38<>+32(SB)/8, $0x0000000200000000
+DATA constant38<>+40(SB)/8, $0x0000000600000004
+DATA constant38<>+48(SB)/8, $0x0000000200000000
+DATA constant38<>+56(SB)/8, $0x0000000600000004
+GLOBL constant38<>(SB), RODATA|NOPTR, $64
+
+DATA constant39<>+0(SB)/8, $0x2020202020202020
+DATA constant39<>+8(SB)/8, $0x2020202020202020
+DATA constant39<>+16(SB)/8, $0x2020202020202020
+DATA constant39<>+24(SB)/8, $0x2020202020202020
+DATA constant39<>+32(SB)/8, $0x2020202020202020
+DATA constant39<>+40(SB)/8, $0x2020202020202020
+DATA constant39<>+48(SB)/8, $0x2020202020202020
+DATA constant39<>+56(SB)/8, $0x2020202020202020
+GLOBL constant39<>(SB), RODATA|NOPTR, $64
+
+DATA constant40<>+0(SB)/8, $0xfffcfffcfffcfffc
+DATA constant40<>+8(SB)/8, $0xfffcfffcfffcfffc
+DATA constant40<>+16(SB)/8, $0xfffcfffcfffcfffc
+DATA constant40<>+24(SB)/8, $0xfffcfffcfffcfffc
+DATA constant40<>+32(SB)/8, $0xfffcfffcfffcfffc
+DATA constant40<>+40(SB)/8, $0xfffcfffcfffcfffc
+DATA constant40<>+48(SB)/8, $0xfffcfffcfffcfffc
+DATA constant40<>+56(SB)/8, $0xfffcfffcfffcfffc
+GLOBL constant40<>(SB), RODATA|NOPTR, $64
+
+// func rowsQ2_KAVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·rowsQ2_KAVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant25<>+0(SB), Z0
+	VMOVDQU32 constant26<>+0(SB), Z1
+	VMOVDQU32 constant28<>+0(SB), Z2
+	VMOVDQU32 constant2<>+0(SB), Z3
+	VMOVDQU32 constant22<>+0(SB), Z4
+	VMOVDQU32 constant30<>+0(SB), Z5
+	VMOVDQU32 constant1<>+0(SB), Z6
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+256, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	IMUL3Q          $+32, BX, R9
+	ADDQ            R9, R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	VBROADCASTI64X4 16(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 48(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       (CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4096(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part1:
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        (R9), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        64(R9), Z7, Z17
+	VPDPWSSD        Z17, Z12, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        128(R9), Z11, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        192(R9), Z10, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, (R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part1
+	PREFETCHT0      4224(CX)
+	VBROADCASTI64X4 100(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 132(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       84(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4128(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part2:
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        256(R9), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        320(R9), Z7, Z17
+	VPDPWSSD        Z17, Z12, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        384(R9), Z11, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        448(R9), Z10, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 64(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part2
+	PREFETCHT0      4288(CX)
+	VBROADCASTI64X4 184(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 216(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       168(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4160(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part3:
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        512(R9), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        576(R9), Z7, Z17
+	VPDPWSSD        Z17, Z12, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        640(R9), Z11, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        704(R9), Z10, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 128(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part3
+	PREFETCHT0      4352(CX)
+	PREFETCHT0      4416(CX)
+	VBROADCASTI64X4 268(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 300(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       252(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4192(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part4:
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        768(R9), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        832(R9), Z7, Z17
+	VPDPWSSD        Z17, Z12, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        896(R9), Z11, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        960(R9), Z10, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 192(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part4
+	PREFETCHT0      4480(CX)
+	VBROADCASTI64X4 352(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 384(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       336(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4224(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part5:
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1024(R9), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1088(R9), Z7, Z17
+	VPDPWSSD        Z17, Z12, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1152(R9), Z11, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1216(R9), Z10, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 256(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part5
+	PREFETCHT0      4544(CX)
+	VBROADCASTI64X4 436(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 468(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       420(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4256(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part6:
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1280(R9), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1344(R9), Z7, Z17
+	VPDPWSSD        Z17, Z12, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1408(R9), Z11, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1472(R9), Z10, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 320(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part6
+	PREFETCHT0      4608(CX)
+	PREFETCHT0      4672(CX)
+	VBROADCASTI64X4 520(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 552(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       504(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4288(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part7:
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1536(R9), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1600(R9), Z7, Z17
+	VPDPWSSD        Z17, Z12, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1664(R9), Z11, Z17
+	VPDPWSSD        Z17, Z15, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1728(R9), Z10, Z17
+	VPDPWSSD        Z17, Z14, Z16
+	VMOVDQU32       Z16, 384(R12)
+	ADDQ            $+512, R12
+	ADDQ            40(AX), R9
+	ADDQ            56(AX), R10
+	DECQ            R11
+	JNZ             part7
+	PREFETCHT0      4736(CX)
+	VBROADCASTI64X4 604(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 636(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       588(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4320(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R12
+	MOVQ            SI, R9
+	MOVQ            R8, R10
+	MOVQ            88(AX), R11
+
+part8:
+	VPXORD      Z16, Z16, Z16
+	VPXORD      Z17, Z17, Z17
+	VPDPBUSD    1792(R9), Z8, Z17
+	VPDPWSSD    Z17, Z13, Z16
+	VPXORD      Z17, Z17, Z17
+	VPDPBUSD    1856(R9), Z7, Z17
+	VPDPWSSD    Z17, Z12, Z16
+	VPXORD      Z17, Z17, Z17
+	VPDPBUSD    1920(R9), Z11, Z17
+	VPDPWSSD    Z17, Z15, Z16
+	VPXORD      Z17, Z17, Z17
+	VPDPBUSD    1984(R9), Z10, Z17
+	VPDPWSSD    Z17, Z14, Z16
+	VMOVDQU32   Z16, 448(R12)
+	ADDQ        $+512, R12
+	ADDQ        40(AX), R9
+	ADDQ        56(AX), R10
+	DECQ        R11
+	JNZ         part8
+	VPXORD      Z7, Z7, Z7
+	VPXORD      Z8, Z8, Z8
+	VPINSRW     $0x00, 80(CX), X7, X7
+	VPINSRW     $0x00, 416(CX), X8, X8
+	VPINSRW     $0x01, 164(CX), X7, X7
+	VPINSRW     $0x01, 500(CX), X8, X8
+	VPINSRW     $0x02, 248(CX), X7, X7
+	VPINSRW     $0x02, 584(CX), X8, X8
+	VPINSRW     $0x03, 332(CX), X7, X7
+	VPINSRW     $0x03, 668(CX), X8, X8
+	VPUNPCKLQDQ X8, X7, X7
+	VCVTPH2PS   X7, Y9
+	VPXORD      Z7, Z7, Z7
+	VPXORD      Z8, Z8, Z8
+	VPINSRW     $0x00, 82(CX), X7, X7
+	VPINSRW     $0x00, 418(CX), X8, X8
+	VPINSRW     $0x01, 166(CX), X7, X7
+	VPINSRW     $0x01, 502(CX), X8, X8
+	VPINSRW     $0x02, 250(CX), X7, X7
+	VPINSRW     $0x02, 586(CX), X8, X8
+	VPINSRW     $0x03, 334(CX), X7, X7
+	VPINSRW     $0x03, 670(CX), X8, X8
+	VPUNPCKLQDQ X8, X7, X7
+	VCVTPH2PS   X7, Y7
+	MOVQ        112(AX), R9
+	MOVQ        88(AX), R10
+	MOVQ        DX, R11
+
+position9:
+	VMOVDQU32   (R9), Z8
+	VMOVDQU32   64(R9), Z10
+	VMOVDQU32   128(R9), Z11
+	VMOVDQU32   192(R9), Z12
+	VMOVDQU32   256(R9), Z13
+	VMOVDQU32   320(R9), Z14
+	VMOVDQU32   384(R9), Z15
+	VMOVDQU32   448(R9), Z16
+	ADDQ        $+512, R9
+	VPUNPCKLDQ  Z10, Z8, Z17
+	VPUNPCKHDQ  Z10, Z8, Z8
+	VPADDD      Z8, Z17, Z17
+	VPUNPCKLDQ  Z12, Z11, Z8
+	VPUNPCKHDQ  Z12, Z11, Z10
+	VPADDD      Z10, Z8, Z8
+	VPUNPCKLQDQ Z8, Z17, Z10
+	VPUNPCKHQDQ Z8, Z17, Z8
+	VPADDD      Z8, Z10, Z10
+	VPUNPCKLDQ  Z14, Z13, Z8
+	VPUNPCKHDQ  Z14, Z13, Z11
+	VPADDD      Z11, Z8, Z8
+	VPUNPCKLDQ  Z16, Z15, Z11
+	VPUNPCKHDQ  Z16, Z15, Z12
+	VPADDD      Z12, Z11, Z11
+	VPUNPCKLQDQ Z11, Z8, Z12
+	VPUNPCKHQDQ Z11, Z8, Z8
+	VPADDD      Z8, Z12, Z12
+	VSHUFI32X4  $0x44, Z12, Z10, Z8
+	VSHUFI32X4  $0xee, Z12, Z10, Z10
+	VPADDD      Z10, Z8, Z8
+	VSHUFI32X4  $0x08, Z8, Z8, Z10
+	VSHUFI32X4  $0x0d, Z8, Z8, Z8
+	VPADDD      Y8, Y10, Y10
+	VMOVDQU32   (R8), Z8
+	MOVQ        112(AX), R12
+	VPMADDWD    4096(R12), Z8, Z8
+	VMOVDQU32   64(R8), Z11
+	MOVQ        112(AX), R12
+	VPMADDWD    4160(R12), Z11, Z11
+	VMOVDQU32   128(R8), Z12
+	MOVQ        112(AX), R12
+	VPMADDWD    4224(R12), Z12, Z12
+	VMOVDQU32   192(R8), Z13
+	MOVQ        112(AX), R12
+	VPMADDWD    4288(R12), Z13, Z13
+	VPUNPCKLDQ  Z11, Z8, Z14
+	VPUNPCKHDQ  Z11, Z8, Z8
+	VPADDD      Z8, Z14, Z14
+	VPUNPCKLDQ  Z13, Z12, Z8
+	VPUNPCKHDQ  Z13, Z12, Z11
+	VPADDD      Z11, Z8, Z8
+	VPUNPCKLQDQ Z8, Z14, Z11
+	VPUNPCKHQDQ Z8, Z14, Z8
+	VPADDD      Z8, Z11, Z11
+	VSHUFI32X4  $0xb1, Z11, Z11, Z8
+	VPADDD      Z8, Z11, Z11
+	VPERMD      Z11, Z6, Z11
+	VCVTDQ2PS   Y10, Y10
+	VMULPS      Y9, Y10, Y10
+	VCVTDQ2PS   Y11, Y11
+	VMULPS      Y7, Y11, Y11
+	VSUBPS      Y11, Y10, Y10
+	VMULPS      (DI), Y10, Y10
+	VMOVUPS     Y10, (R11)
+	ADDQ        40(AX), SI
+	ADDQ        48(AX), DI
+	ADDQ        56(AX), R8
+	ADDQ        104(AX), R11
+	DECQ        R10
+	JNZ         position9
+	ADDQ        $+672, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         group
+	VZEROUPPER
+	RET
+
+// func rowsIQ4_XSAVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
+TEXT ·rowsIQ4_XSAVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant2<>+0(SB), Z0
+	VMOVDQU32 constant4<>+0(SB), Z1
+	VMOVDQU32 constant41<>+0(SB), Z2
+	VMOVDQU32 constant42<>+0(SB), Z3
+	VMOVDQU32 constant43<>+0(SB), Z4
+	VMOVDQU32 constant44<>+0(SB), Z5
+	VMOVDQU32 constant45<>+0(SB), Z6
+	VMOVDQU32 constant46<>+0(SB), Z7
+	VMOVDQU32 constant47<>+0(SB), Z8
+	VMOVDQU32 constant48<>+0(SB), Z9
+	VMOVDQU32 constant49<>+0(SB), Z10
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+256, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	IMUL3Q       $+32, BX, R9
+	ADDQ         R9, R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	VMOVDQU32    8(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    72(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 4(CX), Y15
+	VPBROADCASTW 2(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R12
+	MOVQ         SI, R9
+	MOVQ         R8, R10
+	MOVQ         88(AX), R11
+
+part1:
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     (R10), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     (R9), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     64(R9), Z12, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     128(R9), Z13, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     192(R9), Z14, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VMOVDQU32    Z18, (R12)
+	ADDQ         $+512, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part1
+	PREFETCHT0   4288(CX)
+	PREFETCHT0   4352(CX)
+	VMOVDQU32    144(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    208(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 140(CX), Y15
+	VPBROADCASTW 138(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R12
+	MOVQ         SI, R9
+	MOVQ         R8, R10
+	MOVQ         88(AX), R11
+
+part2:
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     32(R10), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     256(R9), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     320(R9), Z12, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     384(R9), Z13, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     448(R9), Z14, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VMOVDQU32    Z18, 64(R12)
+	ADDQ         $+512, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part2
+	PREFETCHT0   4416(CX)
+	PREFETCHT0   4480(CX)
+	VMOVDQU32    280(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    344(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 276(CX), Y15
+	VPBROADCASTW 274(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R12
+	MOVQ         SI, R9
+	MOVQ         R8, R10
+	MOVQ         88(AX), R11
+
+part3:
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     64(R10), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     512(R9), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     576(R9), Z12, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     640(R9), Z13, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     704(R9), Z14, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VMOVDQU32    Z18, 128(R12)
+	ADDQ         $+512, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part3
+	PREFETCHT0   4544(CX)
+	PREFETCHT0   4608(CX)
+	VMOVDQU32    416(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    480(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 412(CX), Y15
+	VPBROADCASTW 410(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R12
+	MOVQ         SI, R9
+	MOVQ         R8, R10
+	MOVQ         88(AX), R11
+
+part4:
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     96(R10), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     768(R9), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     832(R9), Z12, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     896(R9), Z13, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     960(R9), Z14, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VMOVDQU32    Z18, 192(R12)
+	ADDQ         $+512, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part4
+	PREFETCHT0   4672(CX)
+	PREFETCHT0   4736(CX)
+	VMOVDQU32    552(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    616(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 548(CX), Y15
+	VPBROADCASTW 546(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R12
+	MOVQ         SI, R9
+	MOVQ         R8, R10
+	MOVQ         88(AX), R11
+
+part5:
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     128(R10), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1024(R9), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1088(R9), Z12, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1152(R9), Z13, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1216(R9), Z14, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VMOVDQU32    Z18, 256(R12)
+	ADDQ         $+512, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part5
+	PREFETCHT0   4800(CX)
+	PREFETCHT0   4864(CX)
+	VMOVDQU32    688(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    752(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 684(CX), Y15
+	VPBROADCASTW 682(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R12
+	MOVQ         SI, R9
+	MOVQ         R8, R10
+	MOVQ         88(AX), R11
+
+part6:
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     160(R10), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1280(R9), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1344(R9), Z12, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1408(R9), Z13, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1472(R9), Z14, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VMOVDQU32    Z18, 320(R12)
+	ADDQ         $+512, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part6
+	PREFETCHT0   4928(CX)
+	PREFETCHT0   4992(CX)
+	VMOVDQU32    824(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    888(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 820(CX), Y15
+	VPBROADCASTW 818(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R12
+	MOVQ         SI, R9
+	MOVQ         R8, R10
+	MOVQ         88(AX), R11
+
+part7:
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     192(R10), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1536(R9), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1600(R9), Z12, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1664(R9), Z13, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1728(R9), Z14, Z19
+	VPMULLD      Z17, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VMOVDQU32    Z18, 384(R12)
+	ADDQ         $+512, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part7
+	PREFETCHT0   5056(CX)
+	PREFETCHT0   5120(CX)
+	VMOVDQU32    960(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    1024(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 956(CX), Y15
+	VPBROADCASTW 954(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R12
+	MOVQ         SI, R9
+	MOVQ         R8, R10
+	MOVQ         88(AX), R11
+
+part8:
+	VPXORD      Z18, Z18, Z18
+	VPDPWSSD    224(R10), Y15, Y18
+	VPXORD      Z19, Z19, Z19
+	VPDPBUSD    1792(R9), Z11, Z19
+	VPMULLD     Z16, Z19, Z19
+	VPADDD      Z19, Z18, Z18
+	VPXORD      Z19, Z19, Z19
+	VPDPBUSD    1856(R9), Z12, Z19
+	VPMULLD     Z16, Z19, Z19
+	VPADDD      Z19, Z18, Z18
+	VPXORD      Z19, Z19, Z19
+	VPDPBUSD    1920(R9), Z13, Z19
+	VPMULLD     Z17, Z19, Z19
+	VPADDD      Z19, Z18, Z18
+	VPXORD      Z19, Z19, Z19
+	VPDPBUSD    1984(R9), Z14, Z19
+	VPMULLD     Z17, Z19, Z19
+	VPADDD      Z19, Z18, Z18
+	VMOVDQU32   Z18, 448(R12)
+	ADDQ        $+512, R12
+	ADDQ        40(AX), R9
+	ADDQ        56(AX), R10
+	DECQ        R11
+	JNZ         part8
+	VPXORD      Z11, Z11, Z11
+	VPXORD      Z12, Z12, Z12
+	VPINSRW     $0x00, (CX), X11, X11
+	VPINSRW     $0x00, 544(CX), X12, X12
+	VPINSRW     $0x01, 136(CX), X11, X11
+	VPINSRW     $0x01, 680(CX), X12, X12
+	VPINSRW     $0x02, 272(CX), X11, X11
+	VPINSRW     $0x02, 816(CX), X12, X12
+	VPINSRW     $0x03, 408(CX), X11, X11
+	VPINSRW     $0x03, 952(CX), X12, X12
+	VPUNPCKLQDQ X12, X11, X11
+	VCVTPH2PS   X11, Y15
+	MOVQ        112(AX), R9
+	MOVQ        88(AX), R10
+	MOVQ        DX, R11
+
+position9:
+	VMOVDQU32   (R9), Z11
+	VMOVDQU32   64(R9), Z12
+	VMOVDQU32   128(R9), Z13
+	VMOVDQU32   192(R9), Z14
+	VMOVDQU32   256(R9), Z16
+	VMOVDQU32   320(R9), Z17
+	VMOVDQU32   384(R9), Z18
+	VMOVDQU32   448(R9), Z19
+	ADDQ        $+512, R9
+	VPUNPCKLDQ  Z12, Z11, Z20
+	VPUNPCKHDQ  Z12, Z11, Z11
+	VPADDD      Z11, Z20, Z20
+	VPUNPCKLDQ  Z14, Z13, Z11
+	VPUNPCKHDQ  Z14, Z13, Z12
+	VPADDD      Z12, Z11, Z11
+	VPUNPCKLQDQ Z11, Z20, Z12
+	VPUNPCKHQDQ Z11, Z20, Z11
+	VPADDD      Z11, Z12, Z12
+	VPUNPCKLDQ  Z17, Z16, Z11
+	VPUNPCKHDQ  Z17, Z16, Z13
+	VPADDD      Z13, Z11, Z11
+	VPUNPCKLDQ  Z19, Z18, Z13
+	VPUNPCKHDQ  Z19, Z18, Z14
+	VPADDD      Z14, Z13, Z13
+	VPUNPCKLQDQ Z13, Z11, Z14
+	VPUNPCKHQDQ Z13, Z11, Z11
+	VPADDD      Z11, Z14, Z14
+	VSHUFI32X4  $0x44, Z14, Z12, Z11
+	VSHUFI32X4  $0xee, Z14, Z12, Z12
+	VPADDD      Z12, Z11, Z11
+	VSHUFI32X4  $0x08, Z11, Z11, Z12
+	VSHUFI32X4  $0x0d, Z11, Z11, Z11
+	VPADDD      Y11, Y12, Y12
+	VCVTDQ2PS   Y12, Y12
+	VMULPS      Y15, Y12, Y12
+	VMULPS      (DI), Y12, Y12
+	VMOVUPS     Y12, (R11)
+	ADDQ        40(AX), SI
+	ADDQ        48(AX), DI
+	ADDQ        56(AX), R8
+	ADDQ        104(AX), R11
+	DECQ        R10
+	JNZ         position9
+	ADDQ        $+1088, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         group
+	VZEROUPPER
+	RET
+
+DATA constant41<>+0(SB)/8, $0x0000000400000000
+DATA constant41<>+8(SB)/8, $0x0000000c00000008
+DATA constant41<>+16(SB)/8, $0x0000001400000010
+DATA constant41<>+24(SB)/8, $0x0000001c00000018
+DATA constant41<>+32(SB)/8, $0x0000000400000000
+DATA constant41<>+40(SB)/8, $0x0000000c00000008
+DATA constant41<>+48(SB)/8, $0x0000001400000010
+DATA constant41<>+56(SB)/8, $0x0000001c00000018
+GLOBL constant41<>(SB), RODATA|NOPTR, $64
+
+DATA constant42<>+0(SB)/8, $0x0000000200000000
+DATA constant42<>+8(SB)/8, $0x0000000600000004
+DATA constant42<>+16(SB)/8, $0x0000000a00000008
+DATA constant42<>+24(SB)/8, $0x0000000e0000000c
+DATA constant42<>+32(SB)/8, $0x0000000200000000
+DATA constant42<>+40(SB)/8, $0x0000000600000004
+DATA constant42<>+48(SB)/8, $0x0000000a00000008
+DATA constant42<>+56(SB)/8, $0x0000000e0000000c
+GLOBL constant42<>(SB), RODATA|NOPTR, $64
+
+DATA constant43<>+0(SB)/8, $0x0000000f0000000f
+DATA constant43<>+8(SB)/8, $0x0000000f0000000f
+DATA constant43<>+16(SB)/8, $0x0000000f0000000f
+DATA constant43<>+24(SB)/8, $0x0000000f0000000f
+DATA constant43<>+32(SB)/8, $0x0000000f0000000f
+DATA constant43<>+40(SB)/8, $0x0000000f0000000f
+DATA constant43<>+48(SB)/8, $0x0000000f0000000f
+DATA constant43<>+56(SB)/8, $0x0000000f0000000f
+GLOBL constant43<>(SB), RODATA|NOPTR, $64
+
+DATA constant44<>+0(SB)/8, $0x0000000300000003
+DATA constant44<>+8(SB)/8, $0x0000000300000003
+DATA constant44<>+16(SB)/8, $0x0000000300000003
+DATA constant44<>+24(SB)/8, $0x0000000300000003
+DATA constant44<>+32(SB)/8, $0x0000000300000003
+DATA constant44<>+40(SB)/8, $0x0000000300000003
+DATA constant44<>+48(SB)/8, $0x0000000300000003
+DATA constant44<>+56(SB)/8, $0x0000000300000003
+GLOBL constant44<>(SB), RODATA|NOPTR, $64
+
+DATA constant45<>+0(SB)/8, $0x0000002000000020
+DATA constant45<>+8(SB)/8, $0x0000002000000020
+DATA constant45<>+16(SB)/8, $0x0000002000000020
+DATA constant45<>+24(SB)/8, $0x0000002000000020
+DATA constant45<>+32(SB)/8, $0x0000002000000020
+DATA constant45<>+40(SB)/8, $0x0000002000000020
+DATA constant45<>+48(SB)/8, $0x0000002000000020
+DATA constant45<>+56(SB)/8, $0x0000002000000020
+GLOBL constant45<>(SB), RODATA|NOPTR, $64
+
+DATA constant46<>+0(SB)/8, $0x0504050401000100
+DATA constant46<>+8(SB)/8, $0x0d0c0d0c09080908
+DATA constant46<>+16(SB)/8, $0x0504050401000100
+DATA constant46<>+24(SB)/8, $0x0d0c0d0c09080908
+DATA constant46<>+32(SB)/8, $0x0504050401000100
+DATA constant46<>+40(SB)/8, $0x0d0c0d0c09080908
+DATA constant46<>+48(SB)/8, $0x0504050401000100
+DATA constant46<>+56(SB)/8, $0x0d0c0d0c09080908
+GLOBL constant46<>(SB), RODATA|NOPTR, $64
+
+DATA constant47<>+0(SB)/8, $0xff80ff80ff80ff80
+DATA constant47<>+8(SB)/8, $0xff80ff80ff80ff80
+DATA constant47<>+16(SB)/8, $0xff80ff80ff80ff80
+DATA constant47<>+24(SB)/8, $0xff80ff80ff80ff80
+DATA constant47<>+32(SB)/8, $0xff80ff80ff80ff80
+DATA constant47<>+40(SB)/8, $0xff80ff80ff80ff80
+DATA constant47<>+48(SB)/8, $0xff80ff80ff80ff80
+DATA constant47<>+56(SB)/8, $0xff80ff80ff80ff80
+GLOBL constant47<>(SB), RODATA|NOPTR, $64
+
+DATA constant48<>+0(SB)/8, $0x0000000000000000
+DATA constant48<>+8(SB)/8, $0x0000000000000000
+DATA constant48<>+16(SB)/8, $0x0000000100000001
+DATA constant48<>+24(SB)/8, $0x0000000100000001
+DATA constant48<>+32(SB)/8, $0x0000000200000002
+DATA constant48<>+40(SB)/8, $0x0000000200000002
+DATA constant48<>+48(SB)/8, $0x0000000300000003
+DATA constant48<>+56(SB)/8, $0x0000000300000003
+GLOBL constant48<>(SB), RODATA|NOPTR, $64
+
+DATA constant49<>+0(SB)/8, $0x0000000400000004
+DATA constant49<>+8(SB)/8, $0x0000000400000004
+DATA constant49<>+16(SB)/8, $0x0000000500000005
+DATA constant49<>+24(SB)/8, $0x0000000500000005
+DATA constant49<>+32(SB)/8, $0x0000000600000006
+DATA constant49<>+40(SB)/8, $0x0000000600000006
+DATA constant49<>+48(SB)/8, $0x0000000700000007
+DATA constant49<>+56(SB)/8, $0x0000000700000007
+GLOBL constant49<>(SB), RODATA|NOPTR, $64
+
+// func rowsBlockAVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, AVX512VNNI, CMOV, MMX+
+TEXT ·rowsBlockAVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant0<>+0(SB), Z0
+	VMOVDQU32 constant48<>+0(SB), Z1
+	VMOVDQU32 constant49<>+0(SB), Z2
+	VMOVDQU32 constant50<>+0(SB), Z3
+	VMOVDQU32 constant51<>+0(SB), Z4
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+
+group:
+	MOVQ       16(AX), SI
+	MOVQ       24(AX), DI
+	MOVQ       32(AX), R8
+	IMUL3Q     $+256, BX, R9
+	ADDQ       R9, SI
+	LEAQ       (DI)(BX*4), DI
+	IMUL3Q     $+32, BX, R9
+	ADDQ       R9, R8
+	PREFETCHT0 4096(CX)
+	PREFETCHT0 4160(CX)
+	PREFETCHT0 4224(CX)
+	PREFETCHT0 4288(CX)
+	PREFETCHT0 4352(CX)
+	PREFETCHT0 4416(CX)
+	PREFETCHT0 4480(CX)
+	VPXORD     (CX), Z0, Z5
+	VPXORD     64(CX), Z0, Z6
+	VPXORD     128(CX), Z0, Z7
+	VPXORD     192(CX), Z0, Z8
+	VMOVDQU32  256(CX), Z9
+	VPERMD     Z9, Z1, Z10
+	VPERMD     Z9, Z2, Z11
+	VPERMD     Z9, Z3, Z12
+	VPERMD     Z9, Z4, Z13
+	VPSLLD     $0x07, Z9, Z9
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part1:
+	VPXORD     Z15, Z15, Z15
+	VPMOVSXWD  (R10), Z16
+	VPMULLD    Z9, Z16, Z16
+	VPSUBD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   (R9), Z5, Z16
+	VPMULLD    Z10, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   64(R9), Z6, Z16
+	VPMULLD    Z11, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   128(R9), Z7, Z16
+	VPMULLD    Z12, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   192(R9), Z8, Z16
+	VPMULLD    Z13, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VMOVDQU32  Z15, (R12)
+	ADDQ       $+512, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part1
+	PREFETCHT0 4544(CX)
+	PREFETCHT0 4608(CX)
+	PREFETCHT0 4672(CX)
+	PREFETCHT0 4736(CX)
+	PREFETCHT0 4800(CX)
+	PREFETCHT0 4864(CX)
+	VPXORD     396(CX), Z0, Z5
+	VPXORD     460(CX), Z0, Z6
+	VPXORD     524(CX), Z0, Z7
+	VPXORD     588(CX), Z0, Z8
+	VMOVDQU32  652(CX), Z9
+	VPERMD     Z9, Z1, Z10
+	VPERMD     Z9, Z2, Z11
+	VPERMD     Z9, Z3, Z12
+	VPERMD     Z9, Z4, Z13
+	VPSLLD     $0x07, Z9, Z9
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part2:
+	VPXORD     Z15, Z15, Z15
+	VPMOVSXWD  32(R10), Z16
+	VPMULLD    Z9, Z16, Z16
+	VPSUBD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   256(R9), Z5, Z16
+	VPMULLD    Z10, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   320(R9), Z6, Z16
+	VPMULLD    Z11, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   384(R9), Z7, Z16
+	VPMULLD    Z12, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   448(R9), Z8, Z16
+	VPMULLD    Z13, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VMOVDQU32  Z15, 64(R12)
+	ADDQ       $+512, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part2
+	PREFETCHT0 4928(CX)
+	PREFETCHT0 4992(CX)
+	PREFETCHT0 5056(CX)
+	PREFETCHT0 5120(CX)
+	PREFETCHT0 5184(CX)
+	PREFETCHT0 5248(CX)
+	VPXORD     792(CX), Z0, Z5
+	VPXORD     856(CX), Z0, Z6
+	VPXORD     920(CX), Z0, Z7
+	VPXORD     984(CX), Z0, Z8
+	VMOVDQU32  1048(CX), Z9
+	VPERMD     Z9, Z1, Z10
+	VPERMD     Z9, Z2, Z11
+	VPERMD     Z9, Z3, Z12
+	VPERMD     Z9, Z4, Z13
+	VPSLLD     $0x07, Z9, Z9
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part3:
+	VPXORD     Z15, Z15, Z15
+	VPMOVSXWD  64(R10), Z16
+	VPMULLD    Z9, Z16, Z16
+	VPSUBD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   512(R9), Z5, Z16
+	VPMULLD    Z10, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   576(R9), Z6, Z16
+	VPMULLD    Z11, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   640(R9), Z7, Z16
+	VPMULLD    Z12, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   704(R9), Z8, Z16
+	VPMULLD    Z13, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VMOVDQU32  Z15, 128(R12)
+	ADDQ       $+512, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part3
+	PREFETCHT0 5312(CX)
+	PREFETCHT0 5376(CX)
+	PREFETCHT0 5440(CX)
+	PREFETCHT0 5504(CX)
+	PREFETCHT0 5568(CX)
+	PREFETCHT0 5632(CX)
+	VPXORD     1188(CX), Z0, Z5
+	VPXORD     1252(CX), Z0, Z6
+	VPXORD     1316(CX), Z0, Z7
+	VPXORD     1380(CX), Z0, Z8
+	VMOVDQU32  1444(CX), Z9
+	VPERMD     Z9, Z1, Z10
+	VPERMD     Z9, Z2, Z11
+	VPERMD     Z9, Z3, Z12
+	VPERMD     Z9, Z4, Z13
+	VPSLLD     $0x07, Z9, Z9
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part4:
+	VPXORD     Z15, Z15, Z15
+	VPMOVSXWD  96(R10), Z16
+	VPMULLD    Z9, Z16, Z16
+	VPSUBD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   768(R9), Z5, Z16
+	VPMULLD    Z10, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   832(R9), Z6, Z16
+	VPMULLD    Z11, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   896(R9), Z7, Z16
+	VPMULLD    Z12, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   960(R9), Z8, Z16
+	VPMULLD    Z13, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VMOVDQU32  Z15, 192(R12)
+	ADDQ       $+512, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part4
+	PREFETCHT0 5696(CX)
+	PREFETCHT0 5760(CX)
+	PREFETCHT0 5824(CX)
+	PREFETCHT0 5888(CX)
+	PREFETCHT0 5952(CX)
+	PREFETCHT0 6016(CX)
+	VPXORD     1584(CX), Z0, Z5
+	VPXORD     1648(CX), Z0, Z6
+	VPXORD     1712(CX), Z0, Z7
+	VPXORD     1776(CX), Z0, Z8
+	VMOVDQU32  1840(CX), Z9
+	VPERMD     Z9, Z1, Z10
+	VPERMD     Z9, Z2, Z11
+	VPERMD     Z9, Z3, Z12
+	VPERMD     Z9, Z4, Z13
+	VPSLLD     $0x07, Z9, Z9
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part5:
+	VPXORD     Z15, Z15, Z15
+	VPMOVSXWD  128(R10), Z16
+	VPMULLD    Z9, Z16, Z16
+	VPSUBD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1024(R9), Z5, Z16
+	VPMULLD    Z10, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1088(R9), Z6, Z16
+	VPMULLD    Z11, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1152(R9), Z7, Z16
+	VPMULLD    Z12, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1216(R9), Z8, Z16
+	VPMULLD    Z13, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VMOVDQU32  Z15, 256(R12)
+	ADDQ       $+512, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part5
+	PREFETCHT0 6080(CX)
+	PREFETCHT0 6144(CX)
+	PREFETCHT0 6208(CX)
+	PREFETCHT0 6272(CX)
+	PREFETCHT0 6336(CX)
+	PREFETCHT0 6400(CX)
+	PREFETCHT0 6464(CX)
+	VPXORD     1980(CX), Z0, Z5
+	VPXORD     2044(CX), Z0, Z6
+	VPXORD     2108(CX), Z0, Z7
+	VPXORD     2172(CX), Z0, Z8
+	VMOVDQU32  2236(CX), Z9
+	VPERMD     Z9, Z1, Z10
+	VPERMD     Z9, Z2, Z11
+	VPERMD     Z9, Z3, Z12
+	VPERMD     Z9, Z4, Z13
+	VPSLLD     $0x07, Z9, Z9
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part6:
+	VPXORD     Z15, Z15, Z15
+	VPMOVSXWD  160(R10), Z16
+	VPMULLD    Z9, Z16, Z16
+	VPSUBD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1280(R9), Z5, Z16
+	VPMULLD    Z10, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1344(R9), Z6, Z16
+	VPMULLD    Z11, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1408(R9), Z7, Z16
+	VPMULLD    Z12, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1472(R9), Z8, Z16
+	VPMULLD    Z13, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VMOVDQU32  Z15, 320(R12)
+	ADDQ       $+512, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part6
+	PREFETCHT0 6528(CX)
+	PREFETCHT0 6592(CX)
+	PREFETCHT0 6656(CX)
+	PREFETCHT0 6720(CX)
+	PREFETCHT0 6784(CX)
+	PREFETCHT0 6848(CX)
+	VPXORD     2376(CX), Z0, Z5
+	VPXORD     2440(CX), Z0, Z6
+	VPXORD     2504(CX), Z0, Z7
+	VPXORD     2568(CX), Z0, Z8
+	VMOVDQU32  2632(CX), Z9
+	VPERMD     Z9, Z1, Z10
+	VPERMD     Z9, Z2, Z11
+	VPERMD     Z9, Z3, Z12
+	VPERMD     Z9, Z4, Z13
+	VPSLLD     $0x07, Z9, Z9
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part7:
+	VPXORD     Z15, Z15, Z15
+	VPMOVSXWD  192(R10), Z16
+	VPMULLD    Z9, Z16, Z16
+	VPSUBD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1536(R9), Z5, Z16
+	VPMULLD    Z10, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1600(R9), Z6, Z16
+	VPMULLD    Z11, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1664(R9), Z7, Z16
+	VPMULLD    Z12, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPDPBUSD   1728(R9), Z8, Z16
+	VPMULLD    Z13, Z16, Z16
+	VPADDD     Z16, Z15, Z15
+	VMOVDQU32  Z15, 384(R12)
+	ADDQ       $+512, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part7
+	PREFETCHT0 6912(CX)
+	PREFETCHT0 6976(CX)
+	PREFETCHT0 7040(CX)
+	PREFETCHT0 7104(CX)
+	PREFETCHT0 7168(CX)
+	PREFETCHT0 7232(CX)
+	VPXORD     2772(CX), Z0, Z5
+	VPXORD     2836(CX), Z0, Z6
+	VPXORD     2900(CX), Z0, Z7
+	VPXORD     2964(CX), Z0, Z8
+	VMOVDQU32  3028(CX), Z9
+	VPERMD     Z9, Z1, Z10
+	VPERMD     Z9, Z2, Z11
+	VPERMD     Z9, Z3, Z12
+	VPERMD     Z9, Z4, Z13
+	VPSLLD     $0x07, Z9, Z9
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part8:
+	VPXORD       Z15, Z15, Z15
+	VPMOVSXWD    224(R10), Z16
+	VPMULLD      Z9, Z16, Z16
+	VPSUBD       Z16, Z15, Z15
+	VPXORD       Z16, Z16, Z16
+	VPDPBUSD     1792(R9), Z5, Z16
+	VPMULLD      Z10, Z16, Z16
+	VPADDD       Z16, Z15, Z15
+	VPXORD       Z16, Z16, Z16
+	VPDPBUSD     1856(R9), Z6, Z16
+	VPMULLD      Z11, Z16, Z16
+	VPADDD       Z16, Z15, Z15
+	VPXORD       Z16, Z16, Z16
+	VPDPBUSD     1920(R9), Z7, Z16
+	VPMULLD      Z12, Z16, Z16
+	VPADDD       Z16, Z15, Z15
+	VPXORD       Z16, Z16, Z16
+	VPDPBUSD     1984(R9), Z8, Z16
+	VPMULLD      Z13, Z16, Z16
+	VPADDD       Z16, Z15, Z15
+	VMOVDQU32    Z15, 448(R12)
+	ADDQ         $+512, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part8
+	VMOVSS       384(CX), X14
+	VINSERTPS    $0x10, 780(CX), X14, X14
+	VINSERTPS    $0x20, 1176(CX), X14, X14
+	VINSERTPS    $0x30, 1572(CX), X14, X14
+	VMOVSS       1968(CX), X5
+	VINSERTPS    $0x10, 2364(CX), X5, X5
+	VINSERTPS    $0x20, 2760(CX), X5, X5
+	VINSERTPS    $0x30, 3156(CX), X5, X5
+	VINSERTF32X4 $0x01, X5, Y14, Y5
+	MOVQ         112(AX), R9
+	MOVQ         88(AX), R10
+	MOVQ         DX, R11
+
+position9:
+	VMOVDQU32   (R9), Z6
+	VMOVDQU32   64(R9), Z7
+	VMOVDQU32   128(R9), Z8
+	VMOVDQU32   192(R9), Z9
+	VMOVDQU32   256(R9), Z10
+	VMOVDQU32   320(R9), Z11
+	VMOVDQU32   384(R9), Z12
+	VMOVDQU32   448(R9), Z13
+	ADDQ        $+512, R9
+	VPUNPCKLDQ  Z7, Z6, Z15
+	VPUNPCKHDQ  Z7, Z6, Z6
+	VPADDD      Z6, Z15, Z15
+	VPUNPCKLDQ  Z9, Z8, Z6
+	VPUNPCKHDQ  Z9, Z8, Z7
+	VPADDD      Z7, Z6, Z6
+	VPUNPCKLQDQ Z6, Z15, Z7
+	VPUNPCKHQDQ Z6, Z15, Z6
+	VPADDD      Z6, Z7, Z7
+	VPUNPCKLDQ  Z11, Z10, Z6
+	VPUNPCKHDQ  Z11, Z10, Z8
+	VPADDD      Z8, Z6, Z6
+	VPUNPCKLDQ  Z13, Z12, Z8
+	VPUNPCKHDQ  Z13, Z12, Z9
+	VPADDD      Z9, Z8, Z8
+	VPUNPCKLQDQ Z8, Z6, Z9
+	VPUNPCKHQDQ Z8, Z6, Z6
+	VPADDD      Z6, Z9, Z9
+	VSHUFI32X4  $0x44, Z9, Z7, Z6
+	VSHUFI32X4  $0xee, Z9, Z7, Z7
+	VPADDD      Z7, Z6, Z6
+	VSHUFI32X4  $0x08, Z6, Z6, Z7
+	VSHUFI32X4  $0x0d, Z6, Z6, Z6
+	VPADDD      Y6, Y7, Y7
+	VCVTDQ2PS   Y7, Y7
+	VMULPS      Y5, Y7, Y7
+	VMULPS      (DI), Y7, Y7
+	VMOVUPS     Y7, (R11)
+	ADDQ        40(AX), SI
+	ADDQ        48(AX), DI
+	ADDQ        56(AX), R8
+	ADDQ        104(AX), R11
+	DECQ        R10
+	JNZ         position9
+	ADDQ        $+3168, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         group
+	VZEROUPPER
+	RET
+
+DATA constant50<>+0(SB)/8, $0x0000000800000008
+DATA constant50<>+8(SB)/8, $0x0000000800000008
+DATA constant50<>+16(SB)/8, $0x0000000900000009
+DATA constant50<>+24(SB)/8, $0x0000000900000009
+DATA constant50<>+32(SB)/8, $0x0000000a0000000a
+DATA constant50<>+40(SB)/8, $0x0000000a0000000a
+DATA constant50<>+48(SB)/8, $0x0000000b0000000b
+DATA constant50<>+56(SB)/8, $0x0000000b0000000b
+GLOBL constant50<>(SB), RODATA|NOPTR, $64
+
+DATA constant51<>+0(SB)/8, $0x0000000c0000000c
+DATA constant51<>+8(SB)/8, $0x0000000c0000000c
+DATA constant51<>+16(SB)/8, $0x0000000d0000000d
+DATA constant51<>+24(SB)/8, $0x0000000d0000000d
+DATA constant51<>+32(SB)/8, $0x0000000e0000000e
+DATA constant51<>+40(SB)/8, $0x0000000e0000000e
+DATA constant51<>+48(SB)/8, $0x0000000f0000000f
+DATA constant51<>+56(SB)/8, $0x0000000f0000000f
+GLOBL constant51<>(SB), RODATA|NOPTR, $64
 
 // func sumRowsAVX512(y *float32, terms *float32, rows int, blocks int)
 // Requires: AVX, AVX512F, AVX512VL

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"encoding/binary"
 	"unsafe"
 
 	"sluice/internal/quant"
@@ -11,8 +12,21 @@ import (
 type tileKernel struct {
 	group  int // codes under one sub-scale, 16 or 32; 0: blocks of 32 without
 	bias   int32
-	unpack func(p *product, t *tileScratch, row []byte, r int) // row r of 0..7
-	run    [2]func(*tileArgs)                                  // for 16 and 32 positions
+	unpack func(*unpackArgs)  // nil: by quant's Unpacker; then the bias is 128 or 0
+	run    [2]func(*tileArgs) // for 16 and 32 positions
+}
+
+// unpackArgs are the arguments of the kernel that unpacks the blocks of a row into
+// tileArgs' memory: eight blocks of 32 at a time, or one of 256.
+//
+// Assembly reads the fields: asm/formats512.go has their order.
+type unpackArgs struct {
+	w          *byte
+	groups     int // of eight blocks of 32; blocks of 256
+	codes      *byte
+	scale, min *float32
+	sub        *int32
+	pair       *int16
 }
 
 // tileArgs are the arguments of a tile kernel.
@@ -56,6 +70,8 @@ func recordBytes(group int) int {
 // A tileScratch is a worker's memory for tile kernels.
 type tileScratch struct {
 	args     tileArgs
+	unpack   unpackArgs
+	tail     [mostTail]byte
 	out      [32]*float32
 	records  []byte // [positions/16, blocks] of the tile
 	packedOf tilePacking
@@ -90,7 +106,7 @@ func (p *product) tileRun(s *scratch, row []int, t, n, lo, hi int) {
 	for r := lo; r < hi; r += tileRows {
 		rows := min(tileRows, hi-r)
 		for i := range rows {
-			k.unpack(p, f, p.m.Data[(r+i)*p.rowLen:(r+i+1)*p.rowLen], i)
+			p.unpackRow(f, p.m.Data[(r+i)*p.rowLen:(r+i+1)*p.rowLen], i)
 		}
 		for j := 0; j < n; j += 32 {
 			wide := min(32, n-j)
@@ -147,22 +163,52 @@ func (f *tileScratch) grow(p *product, blocks int) {
 	}
 }
 
-// unpackTile is the unpack of every type, by quant's Unpacker.
-func unpackTile(p *product, f *tileScratch, row []byte, r int) {
+// unpackRow unpacks row r of the eight.
+func (p *product) unpackRow(f *tileScratch, row []byte, r int) {
+	k, a := &p.tiles, &f.unpack
+	if k.unpack == nil {
+		p.unpackPlain(f, row, r)
+		return
+	}
+	blocks := p.m.Cols / p.act
+	groups := 256 / max(k.group, 16)
+	a.codes = &f.w[r*32]
+	a.scale, a.min = &f.scale[r*scaleStride(blocks)], &f.min[r*scaleStride(blocks)]
+	a.sub, a.pair = &f.sub[r*groups], &f.pair[r*groups]
+	a.w, a.groups = &row[0], blocks
+	if p.act == 256 {
+		k.unpack(a)
+		return
+	}
+	done := blocks &^ 7
+	if a.groups = blocks / 8; a.groups > 0 {
+		k.unpack(a)
+	}
+	if done < blocks {
+		copy(f.tail[:], row[done*len(row)/blocks:])
+		a.w, a.groups = &f.tail[0], 1
+		a.codes = &f.w[(done*tileRows+r)*32]
+		a.scale, a.min = &f.scale[r*scaleStride(blocks)+done], &f.min[r*scaleStride(blocks)+done]
+		k.unpack(a)
+	}
+}
+
+// unpackPlain is unpackRow by quant's Unpacker.
+func (p *product) unpackPlain(f *tileScratch, row []byte, r int) {
 	k := &p.tiles
 	blocks, runs := p.m.Cols/p.act, p.act/32
 	var b quant.Block
-	flipped := byte(0)
+	var flipped uint64
 	if k.bias != 0 {
-		flipped = 0x80
+		flipped = flip
 	}
 	for i := range blocks {
 		p.unpack(&b, row, i)
 		c := codes(&b)
 		for j := range runs {
-			to := (*[32]byte)(f.w[((i*runs+j)*tileRows+r)*32:])
+			to := (*[4]uint64)(unsafe.Pointer(&f.w[((i*runs+j)*tileRows+r)*32]))
 			for n := range to {
-				to[n] = c[32*j+n] ^ flipped
+				to[n] = binary.NativeEndian.Uint64(c[32*j+8*n:]) ^ flipped
 			}
 		}
 		f.scale[r*scaleStride(blocks)+i], f.min[r*scaleStride(blocks)+i] = b.W, b.MinW

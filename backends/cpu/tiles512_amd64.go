@@ -2,6 +2,32 @@
 
 package cpu
 
+func unpackQ8_0AVX512(a *unpackArgs)
+
+func unpackQ4_0AVX512(a *unpackArgs)
+
+func unpackQ4_1AVX512(a *unpackArgs)
+
+func unpackIQ4_NLAVX512(a *unpackArgs)
+
+func unpackMXFP4AVX512(a *unpackArgs)
+
+func unpackQ5_0AVX512(a *unpackArgs)
+
+func unpackQ5_1AVX512(a *unpackArgs)
+
+func unpackQ4_KAVX512(a *unpackArgs)
+
+func unpackQ5_KAVX512(a *unpackArgs)
+
+func unpackQ6_KAVX512(a *unpackArgs)
+
+func unpackQ3_KAVX512(a *unpackArgs)
+
+func unpackQ2_KAVX512(a *unpackArgs)
+
+func unpackIQ4_XSAVX512(a *unpackArgs)
+
 func tile32x16AVX512(a *tileArgs)
 
 func tile32x32AVX512(a *tileArgs)

@@ -25,6 +25,7 @@ const (
 	rowTerms
 	rowTermStride
 	rowPart
+	rowHalf
 )
 
 // partBytes is the first part of rowArgs.part: sums of eight blocks and eight
@@ -36,7 +37,7 @@ const partBytes = 8 * 8 * 64
 type rowKernel struct {
 	name       string
 	blockBytes int // of weights
-	act        int // codes of a block: 32 or 256
+	codeBytes  int // of a block's codes, for one position; half of them where they are split
 	sumBytes   int // of the sums of a block's codes, for one position
 
 	args  reg.GPVirtual
@@ -71,7 +72,7 @@ func (r *rowKernel) emit(setup, body func()) {
 		IMUL3Q(I32(int32(bytes)), start, t)
 		ADDQ(t, to)
 	}
-	offset(r.act, r.x)
+	offset(r.codeBytes, r.x)
 	offset(4, r.d)
 	offset(r.sumBytes, r.sum)
 	body()

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"math/bits"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -118,109 +120,143 @@ func finish(kind byte, s, m, w, mw reg.Register, d, terms reg.GPVirtual) {
 
 // rows512 are the row kernels of AVX-512 with VNNI.
 func rows512() {
-	rowsQ8_0()
-	rowsQ4_K()
+	for _, f := range formats512() {
+		if f.act == 32 {
+			f.rows32()
+		} else {
+			f.rows256()
+		}
+	}
 	sumRows512()
 }
 
-func rowsQ8_0() {
-	r := rowKernel{name: "rowsQ8_0AVX512", blockBytes: 34, act: 32, sumBytes: 4}
-	var flip vec
+// rows32 is the row kernel of blocks of 32: the codes of eight blocks are four
+// registers, and each position meets them there.
+func (f *format512) rows32() {
+	r := &rowKernel{name: "rows" + f.name + "AVX512", blockBytes: f.bytes, codeBytes: 32, sumBytes: 4}
+	if f.order == split32 {
+		r.codeBytes = 16
+	}
 	red := newReducer()
 	r.emit(func() {
-		flip = zmm(bytes(0x80))
-		red.setup(false, true)
+		f.setup()
+		red.setup(f.order == split32, f.order == natural)
 	}, func() {
-		r.prefetch(0, 8*34)
-		var c [4]vec
-		for k := range c {
-			c[k] = ZMM()
-			VMOVDQU32(r.at(2*k, 2), c[k].AsY())
-			VINSERTI64X4(Imm(1), r.at(2*k+1, 2), c[k], c[k])
-			VPXORD(flip, c[k], c[k])
-		}
-		w := r.halves512(0)
+		r.prefetch(0, 8*f.bytes)
+		c := f.codes(r, 0)
+		w, mw := f.floats(r)
 		r.positions(func(terms reg.GPVirtual) {
-			var s [4]vec
-			for k := range s {
-				s[k] = zero()
-				VPDPBUSD(Mem{Base: r.x, Disp: 64 * k}, c[k], s[k])
+			var s vec
+			if f.order == natural {
+				var a [4]vec
+				for k := range a {
+					a[k] = zero()
+					VPDPBUSD(Mem{Base: r.x, Disp: 64 * k}, c[k], a[k])
+				}
+				s = red.four(a)
+			} else {
+				var a [2]vec
+				high := GP64() // the second halves follow all of the first
+				MOVQ(Mem{Base: r.args, Disp: rowHalf}, high)
+				for k := range a {
+					a[k] = zero()
+					VPDPBUSD(Mem{Base: r.x, Disp: 64 * k}, c[2*k], a[k])
+					VPDPBUSD(Mem{Base: r.x, Index: high, Scale: 1, Disp: 64 * k}, c[2*k+1], a[k])
+				}
+				s = red.two(a[0], a[1])
 			}
-			t, off := red.four(s).AsY(), YMM()
-			VPSLLD(Imm(7), Mem{Base: r.sum}, off)
-			VPSUBD(off, t, t)
-			finish(' ', t, nil, w, nil, r.d, terms)
+			t, x := s.AsY().(vec), YMM()
+			if f.bias > 0 {
+				VPSLLD(Imm(uint64(bits.Len(uint(f.bias))-1)), Mem{Base: r.sum}, x)
+				VPSUBD(x, t, t)
+			}
+			if f.kind == '+' {
+				VMOVDQU32(Mem{Base: r.sum}, x)
+			}
+			finish(f.kind, t, x, w, mw, r.d, terms)
 		})
 	})
 }
 
-func rowsQ4_K() {
-	r := rowKernel{name: "rowsQ4_KAVX512", blockBytes: 144, act: 256, sumBytes: 16}
-	var nibble vec
-	var spread [4]vec
+// rows256 is the row kernel of blocks of 256 in groups under sub-scales. The
+// sums of each block and position wait in memory until there are eight.
+func (f *format512) rows256() {
+	r := &rowKernel{name: "rows" + f.name + "AVX512", blockBytes: f.bytes, codeBytes: 256, sumBytes: 32}
+	if f.sums32 {
+		r.sumBytes = 16
+	}
 	red := newReducer()
-	var heads headers
 	r.emit(func() {
-		nibble = zmm(bytes(15))
-		for i, g := range [4][2]byte{{0, 2}, {1, 3}, {4, 6}, {5, 7}} {
-			spread[i] = zmm(constant(64, func(i int) byte {
-				if i%4 == 0 {
-					return g[i/32]
-				}
-				return 0x80
-			}))
-		}
-		red.setup(true, false)
-		heads.setup()
+		f.setup()
+		red.setup(f.sums32, f.kind == '-' && !f.sums32)
 	}, func() {
-		w, mw, mins := heads.read(&r)
-		part := r.part()
+		var w, mw vec
+		var mins []vec
+		if f.header != nil {
+			w, mw, mins = f.header(r)
+		}
 		for k := range 8 {
-			r.prefetch(144*k, 144*(k+1))
-			var c, s [4]vec
-			scales := ZMM()
-			VBROADCASTI32X4(Mem{Base: part, Disp: partBytes + 16*k}, scales)
-			for i := range 2 {
-				c[2*i], c[2*i+1] = ZMM(), ZMM()
-				VMOVDQU32(r.at(k, 16+64*i), c[2*i])
-				VPSRLW(Imm(4), c[2*i], c[2*i+1])
-				VPANDD(nibble, c[2*i], c[2*i])
-				VPANDD(nibble, c[2*i+1], c[2*i+1])
-			}
-			for i := range s {
-				s[i] = ZMM()
-				VPSHUFB(spread[i], scales, s[i])
-			}
-			r.partials(k, func(x reg.GPVirtual) vec {
-				sum := zero()
+			r.prefetch(f.bytes*k, f.bytes*(k+1))
+			c := f.codes(r, k)
+			s, start := f.scales(r, k)
+			r.partials(k, func(x, sum reg.GPVirtual) vec {
+				total := zero()
+				if start != nil {
+					start(sum, total)
+				}
 				for i := range c {
 					t := zero()
 					VPDPBUSD(Mem{Base: x, Disp: 256*k + 64*i}, c[i], t)
-					VPDPWSSD(t, s[i], sum)
+					if f.wide {
+						VPMULLD(s[i], t, t)
+						VPADDD(t, total, total)
+					} else {
+						VPDPWSSD(t, s[i], total)
+					}
 				}
-				return sum
+				return total
 			})
 		}
+		if f.header == nil {
+			w, mw = f.floats(r)
+		}
 		r.positionsOf256(red, func(s vec, terms reg.GPVirtual) {
-			m0, m1 := ZMM(), ZMM()
-			VPMADDWD(Mem{Base: r.sum}, mins[0], m0)
-			VPMADDWD(Mem{Base: r.sum, Disp: 64}, mins[1], m1)
-			finish('-', s.AsY(), red.two(m0, m1).AsY(), w, mw, r.d, terms)
+			var m reg.Register
+			if f.kind == '-' {
+				p := make([]vec, 8*r.sumBytes/64)
+				for i := range p {
+					p[i] = ZMM()
+					if mins != nil {
+						VPMADDWD(Mem{Base: r.sum, Disp: 64 * i}, mins[i], p[i])
+					} else {
+						VMOVDQU32(Mem{Base: r.sum, Disp: 64 * i}, p[i])
+						VPMADDWD(Mem{Base: r.part(), Disp: partBytes + 64*i}, p[i], p[i])
+					}
+				}
+				if len(p) == 2 {
+					m = red.two(p[0], p[1]).AsY()
+				} else {
+					m = red.four([4]vec(p)).AsY()
+				}
+			}
+			finish(f.kind, s.AsY(), m, w, mw, r.d, terms)
 		})
 	})
 }
 
 // partials runs body for each position, and keeps what it returns as the sums
 // of block k.
-func (r *rowKernel) partials(k int, body func(x reg.GPVirtual) vec) {
-	x, n, to := GP64(), GP64(), r.part()
+func (r *rowKernel) partials(k int, body func(x, sum reg.GPVirtual) vec) {
+	x, sum, n, to := GP64(), GP64(), GP64(), r.part()
 	MOVQ(r.x, x)
+	MOVQ(r.sum, sum)
 	MOVQ(Mem{Base: r.args, Disp: rowN}, n)
 	label := r.label("part")
 	Label(label)
-	VMOVDQU32(body(x), Mem{Base: to, Disp: 64 * k})
+	VMOVDQU32(body(x, sum), Mem{Base: to, Disp: 64 * k})
 	ADDQ(I32(8*64), to)
 	ADDQ(Mem{Base: r.args, Disp: rowCodeStride}, x)
+	ADDQ(Mem{Base: r.args, Disp: rowSumStride}, sum)
 	DECQ(n)
 	JNZ(LabelRef(label))
 }
@@ -238,54 +274,6 @@ func (r *rowKernel) positionsOf256(red *reducer, body func(s vec, terms reg.GPVi
 		ADDQ(I32(8*64), from)
 		body(red.eight(a), terms)
 	})
-}
-
-// headers decodes the first 16 bytes of Q4_K and Q5_K blocks: d, dmin, and
-// 6-bit scales and mins of eight groups.
-type headers struct{ shift, low, high, halves vec }
-
-func (h *headers) setup() {
-	h.shift = zmm(dwords(0, 0, 0, 4))
-	h.low = zmm(dwords(0x3f3f3f3f, 0x0f0f0f0f))
-	h.high = zmm(dwords(0, 0x30303030))
-	h.halves = zmm(dwords(0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0))
-}
-
-// read stores, behind the partial sums, 16 bytes for each block: the scales of
-// its eight groups, then its mins. It returns d and dmin of the eight blocks, and
-// their mins as words, those of four blocks in each register.
-func (h *headers) read(r *rowKernel) (d, dmin vec, mins [2]vec) {
-	part := r.part()
-	var head [2]vec
-	none := zero()
-	for i := range head {
-		z := ZMM()
-		head[i] = z
-		VMOVDQU32(r.at(4*i, 0), z.AsX())
-		for k := 1; k < 4; k++ {
-			VINSERTI32X4(Imm(uint64(k)), r.at(4*i+k, 0), z, z)
-		}
-		// dwords of z: d and dmin; low scales; low mins; the four nibbles of both
-		low, high := ZMM(), ZMM()
-		VPSHUFD(Imm(1|3<<2|2<<4|3<<6), z, low)
-		VPSHUFD(Imm(1|1<<2|2<<4|2<<6), z, high)
-		VPSRLVD(h.shift, low, low)
-		VPSRLD(Imm(2), high, high)
-		VPANDD(h.low, low, low)
-		VPTERNLOGD(Imm(0xf8), high, h.high, low) // low | high & h.high
-		VMOVDQU32(low, Mem{Base: part, Disp: partBytes + 64*i})
-		mins[i] = ZMM()
-		VPUNPCKHBW(none, low, mins[i])
-	}
-	VPERMT2D(head[1], h.halves, head[0])
-	d, dmin = YMM(), YMM()
-	x := XMM()
-	VPMOVDW(head[0].AsY(), x)
-	VCVTPH2PS(x, d)
-	VPSRLD(Imm(16), head[0].AsY(), head[0].AsY())
-	VPMOVDW(head[0].AsY(), x)
-	VCVTPH2PS(x, dmin)
-	return d, dmin, mins
 }
 
 // sumRows512: y[r] is the eight lanes and the tree over row r's terms.

@@ -383,6 +383,11 @@ func (t *tileKernel) blocks256() {
 
 // tiles512 are the kernels for many positions of AVX-512 with VNNI.
 func tiles512() {
+	for _, f := range formats512() {
+		if f.name != "Block" {
+			f.unpackRow()
+		}
+	}
 	for _, t := range []tileKernel{
 		{name: "tile32", kind: ' ', bias: true},
 		{name: "tile32Plus", kind: '+'},
