@@ -50,7 +50,7 @@ func Weights(rng *rand.Rand, t quant.Type, n int) []byte {
 	return b
 }
 
-// Extremes makes n elements of a block type at the ends of what it can hold: all
+// Extremes makes n elements at the ends of what it can hold: all
 // codes and sub-scales at one end, or at both by turns, or random; scales zero,
 // subnormal, the largest, and, if wild, any bits at all, infinities and NaN among them.
 func Extremes(rng *rand.Rand, t quant.Type, n int, wild bool) []byte {

@@ -7,3 +7,51 @@ func dotLanesAVX2(l *[16]float32, w []float32, x []float32)
 
 // dotLanesAVX512 is dotLanes; len(w) <= len(x).
 func dotLanesAVX512(l *[16]float32, w []float32, x []float32)
+
+func floatsF32_1x1AVX2(a *floatArgs)
+
+func floatsF32_1x2AVX2(a *floatArgs)
+
+func floatsF32_2x1AVX2(a *floatArgs)
+
+func floatsF32_2x2AVX2(a *floatArgs)
+
+func floatsF16_1x1AVX2(a *floatArgs)
+
+func floatsF16_1x2AVX2(a *floatArgs)
+
+func floatsF16_2x1AVX2(a *floatArgs)
+
+func floatsF16_2x2AVX2(a *floatArgs)
+
+func floatsBF16_1x1AVX2(a *floatArgs)
+
+func floatsBF16_1x2AVX2(a *floatArgs)
+
+func floatsBF16_2x1AVX2(a *floatArgs)
+
+func floatsBF16_2x2AVX2(a *floatArgs)
+
+func floatsF32_1x1AVX512(a *floatArgs)
+
+func floatsF32_1x4AVX512(a *floatArgs)
+
+func floatsF32_4x1AVX512(a *floatArgs)
+
+func floatsF32_4x4AVX512(a *floatArgs)
+
+func floatsF16_1x1AVX512(a *floatArgs)
+
+func floatsF16_1x4AVX512(a *floatArgs)
+
+func floatsF16_4x1AVX512(a *floatArgs)
+
+func floatsF16_4x4AVX512(a *floatArgs)
+
+func floatsBF16_1x1AVX512(a *floatArgs)
+
+func floatsBF16_1x4AVX512(a *floatArgs)
+
+func floatsBF16_4x1AVX512(a *floatArgs)
+
+func floatsBF16_4x4AVX512(a *floatArgs)

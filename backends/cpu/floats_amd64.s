@@ -86,3 +86,2165 @@ tail:
 tail_end:
 	VZEROUPPER
 	RET
+
+// func floatsF32_1x1AVX2(a *floatArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·floatsF32_1x1AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   32(AX), BX
+
+run:
+	CMPQ       BX, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VMOVDQU    (CX), Y2
+	VPAND      constant0<>+0(SB), Y2, Y3
+	VCMPPS     $0x05, constant1<>+0(SB), Y3, Y3
+	VANDPS     Y3, Y2, Y2
+	VMULPS     (DX), Y2, Y2
+	VADDPS     Y2, Y0, Y0
+	VMOVDQU    32(CX), Y2
+	VPAND      constant0<>+0(SB), Y2, Y3
+	VCMPPS     $0x05, constant1<>+0(SB), Y3, Y3
+	VANDPS     Y3, Y2, Y2
+	VMULPS     32(DX), Y2, Y2
+	VADDPS     Y2, Y1, Y1
+	ADDQ       $0x40, CX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, BX
+	JMP        run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VZEROUPPER
+	RET
+
+DATA constant0<>+0(SB)/8, $0x7fffffff7fffffff
+DATA constant0<>+8(SB)/8, $0x7fffffff7fffffff
+DATA constant0<>+16(SB)/8, $0x7fffffff7fffffff
+DATA constant0<>+24(SB)/8, $0x7fffffff7fffffff
+DATA constant0<>+32(SB)/8, $0x7fffffff7fffffff
+DATA constant0<>+40(SB)/8, $0x7fffffff7fffffff
+DATA constant0<>+48(SB)/8, $0x7fffffff7fffffff
+DATA constant0<>+56(SB)/8, $0x7fffffff7fffffff
+GLOBL constant0<>(SB), RODATA|NOPTR, $64
+
+DATA constant1<>+0(SB)/8, $0x2680000026800000
+DATA constant1<>+8(SB)/8, $0x2680000026800000
+DATA constant1<>+16(SB)/8, $0x2680000026800000
+DATA constant1<>+24(SB)/8, $0x2680000026800000
+DATA constant1<>+32(SB)/8, $0x2680000026800000
+DATA constant1<>+40(SB)/8, $0x2680000026800000
+DATA constant1<>+48(SB)/8, $0x2680000026800000
+DATA constant1<>+56(SB)/8, $0x2680000026800000
+GLOBL constant1<>(SB), RODATA|NOPTR, $64
+
+// func floatsF32_1x2AVX2(a *floatArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·floatsF32_1x2AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   24(AX), BX
+	LEAQ   (DX)(BX*1), BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   32(AX), SI
+
+run:
+	CMPQ       SI, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VMOVDQU    (CX), Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     (DX), Y4, Y5
+	VADDPS     Y5, Y0, Y0
+	VMULPS     (BX), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	VMOVDQU    32(CX), Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     32(DX), Y4, Y5
+	VADDPS     Y5, Y1, Y1
+	VMULPS     32(BX), Y4, Y4
+	VADDPS     Y4, Y3, Y3
+	ADDQ       $0x40, CX
+	ADDQ       $0x40, DX
+	ADDQ       $0x40, BX
+	SUBQ       $0x01, SI
+	JMP        run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF32_2x1AVX2(a *floatArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·floatsF32_2x1AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   32(AX), SI
+
+run:
+	CMPQ       SI, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VMOVDQU    (CX), Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     (DX), Y4, Y4
+	VADDPS     Y4, Y0, Y0
+	VMOVDQU    32(CX), Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     32(DX), Y4, Y4
+	VADDPS     Y4, Y1, Y1
+	ADDQ       $0x40, CX
+	PREFETCHT0 4096(BX)
+	VMOVDQU    (BX), Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     (DX), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	VMOVDQU    32(BX), Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     32(DX), Y4, Y4
+	VADDPS     Y4, Y3, Y3
+	ADDQ       $0x40, BX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, SI
+	JMP        run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF32_2x2AVX2(a *floatArgs)
+// Requires: AVX, AVX2
+TEXT ·floatsF32_2x2AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), BX
+	MOVQ   24(AX), SI
+	LEAQ   (DX)(SI*1), SI
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   32(AX), DI
+
+run:
+	CMPQ    DI, $0x01
+	JLT     run_end
+	VMOVDQU (CX), Y8
+	VPAND   constant0<>+0(SB), Y8, Y9
+	VCMPPS  $0x05, constant1<>+0(SB), Y9, Y9
+	VANDPS  Y9, Y8, Y8
+	VMULPS  (DX), Y8, Y9
+	VADDPS  Y9, Y0, Y0
+	VMULPS  (SI), Y8, Y8
+	VADDPS  Y8, Y2, Y2
+	VMOVDQU 32(CX), Y8
+	VPAND   constant0<>+0(SB), Y8, Y9
+	VCMPPS  $0x05, constant1<>+0(SB), Y9, Y9
+	VANDPS  Y9, Y8, Y8
+	VMULPS  32(DX), Y8, Y9
+	VADDPS  Y9, Y1, Y1
+	VMULPS  32(SI), Y8, Y8
+	VADDPS  Y8, Y3, Y3
+	ADDQ    $0x40, CX
+	VMOVDQU (BX), Y8
+	VPAND   constant0<>+0(SB), Y8, Y9
+	VCMPPS  $0x05, constant1<>+0(SB), Y9, Y9
+	VANDPS  Y9, Y8, Y8
+	VMULPS  (DX), Y8, Y9
+	VADDPS  Y9, Y4, Y4
+	VMULPS  (SI), Y8, Y8
+	VADDPS  Y8, Y6, Y6
+	VMOVDQU 32(BX), Y8
+	VPAND   constant0<>+0(SB), Y8, Y9
+	VCMPPS  $0x05, constant1<>+0(SB), Y9, Y9
+	VANDPS  Y9, Y8, Y8
+	VMULPS  32(DX), Y8, Y9
+	VADDPS  Y9, Y5, Y5
+	VMULPS  32(SI), Y8, Y8
+	VADDPS  Y8, Y7, Y7
+	ADDQ    $0x40, BX
+	ADDQ    $0x40, DX
+	ADDQ    $0x40, SI
+	SUBQ    $0x01, DI
+	JMP     run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X0
+	VADDPS       X0, X4, X4
+	VMOVHLPS     X4, X4, X0
+	VADDPS       X0, X4, X4
+	VMOVSHDUP    X4, X0
+	VADDSS       X0, X4, X4
+	VMOVSS       X4, 8(AX)
+	VADDPS       Y7, Y6, Y6
+	VEXTRACTF128 $0x01, Y6, X0
+	VADDPS       X0, X6, X6
+	VMOVHLPS     X6, X6, X0
+	VADDPS       X0, X6, X6
+	VMOVSHDUP    X6, X0
+	VADDSS       X0, X6, X6
+	VMOVSS       X6, 12(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF16_1x1AVX2(a *floatArgs)
+// Requires: AVX, F16C, MMX+
+TEXT ·floatsF16_1x1AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   32(AX), BX
+
+run:
+	CMPQ       BX, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VCVTPH2PS  (CX), Y2
+	VMULPS     (DX), Y2, Y2
+	VADDPS     Y2, Y0, Y0
+	VCVTPH2PS  16(CX), Y2
+	VMULPS     32(DX), Y2, Y2
+	VADDPS     Y2, Y1, Y1
+	ADDQ       $0x20, CX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, BX
+	JMP        run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VZEROUPPER
+	RET
+
+// func floatsF16_1x2AVX2(a *floatArgs)
+// Requires: AVX, F16C, MMX+
+TEXT ·floatsF16_1x2AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   24(AX), BX
+	LEAQ   (DX)(BX*1), BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   32(AX), SI
+
+run:
+	CMPQ       SI, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VCVTPH2PS  (CX), Y4
+	VMULPS     (DX), Y4, Y5
+	VADDPS     Y5, Y0, Y0
+	VMULPS     (BX), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	VCVTPH2PS  16(CX), Y4
+	VMULPS     32(DX), Y4, Y5
+	VADDPS     Y5, Y1, Y1
+	VMULPS     32(BX), Y4, Y4
+	VADDPS     Y4, Y3, Y3
+	ADDQ       $0x20, CX
+	ADDQ       $0x40, DX
+	ADDQ       $0x40, BX
+	SUBQ       $0x01, SI
+	JMP        run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF16_2x1AVX2(a *floatArgs)
+// Requires: AVX, F16C, MMX+
+TEXT ·floatsF16_2x1AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   32(AX), SI
+
+run:
+	CMPQ       SI, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VCVTPH2PS  (CX), Y4
+	VMULPS     (DX), Y4, Y4
+	VADDPS     Y4, Y0, Y0
+	VCVTPH2PS  16(CX), Y4
+	VMULPS     32(DX), Y4, Y4
+	VADDPS     Y4, Y1, Y1
+	ADDQ       $0x20, CX
+	PREFETCHT0 4096(BX)
+	VCVTPH2PS  (BX), Y4
+	VMULPS     (DX), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	VCVTPH2PS  16(BX), Y4
+	VMULPS     32(DX), Y4, Y4
+	VADDPS     Y4, Y3, Y3
+	ADDQ       $0x20, BX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, SI
+	JMP        run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF16_2x2AVX2(a *floatArgs)
+// Requires: AVX, F16C
+TEXT ·floatsF16_2x2AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), BX
+	MOVQ   24(AX), SI
+	LEAQ   (DX)(SI*1), SI
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   32(AX), DI
+
+run:
+	CMPQ      DI, $0x01
+	JLT       run_end
+	VCVTPH2PS (CX), Y8
+	VMULPS    (DX), Y8, Y9
+	VADDPS    Y9, Y0, Y0
+	VMULPS    (SI), Y8, Y8
+	VADDPS    Y8, Y2, Y2
+	VCVTPH2PS 16(CX), Y8
+	VMULPS    32(DX), Y8, Y9
+	VADDPS    Y9, Y1, Y1
+	VMULPS    32(SI), Y8, Y8
+	VADDPS    Y8, Y3, Y3
+	ADDQ      $0x20, CX
+	VCVTPH2PS (BX), Y8
+	VMULPS    (DX), Y8, Y9
+	VADDPS    Y9, Y4, Y4
+	VMULPS    (SI), Y8, Y8
+	VADDPS    Y8, Y6, Y6
+	VCVTPH2PS 16(BX), Y8
+	VMULPS    32(DX), Y8, Y9
+	VADDPS    Y9, Y5, Y5
+	VMULPS    32(SI), Y8, Y8
+	VADDPS    Y8, Y7, Y7
+	ADDQ      $0x20, BX
+	ADDQ      $0x40, DX
+	ADDQ      $0x40, SI
+	SUBQ      $0x01, DI
+	JMP       run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X0
+	VADDPS       X0, X4, X4
+	VMOVHLPS     X4, X4, X0
+	VADDPS       X0, X4, X4
+	VMOVSHDUP    X4, X0
+	VADDSS       X0, X4, X4
+	VMOVSS       X4, 8(AX)
+	VADDPS       Y7, Y6, Y6
+	VEXTRACTF128 $0x01, Y6, X0
+	VADDPS       X0, X6, X6
+	VMOVHLPS     X6, X6, X0
+	VADDPS       X0, X6, X6
+	VMOVSHDUP    X6, X0
+	VADDSS       X0, X6, X6
+	VMOVSS       X6, 12(AX)
+	VZEROUPPER
+	RET
+
+// func floatsBF16_1x1AVX2(a *floatArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·floatsBF16_1x1AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	MOVQ   32(AX), BX
+
+run:
+	CMPQ       BX, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VPMOVZXWD  (CX), Y2
+	VPSLLD     $0x10, Y2, Y2
+	VPAND      constant0<>+0(SB), Y2, Y3
+	VCMPPS     $0x05, constant1<>+0(SB), Y3, Y3
+	VANDPS     Y3, Y2, Y2
+	VMULPS     (DX), Y2, Y2
+	VADDPS     Y2, Y0, Y0
+	VPMOVZXWD  16(CX), Y2
+	VPSLLD     $0x10, Y2, Y2
+	VPAND      constant0<>+0(SB), Y2, Y3
+	VCMPPS     $0x05, constant1<>+0(SB), Y3, Y3
+	VANDPS     Y3, Y2, Y2
+	VMULPS     32(DX), Y2, Y2
+	VADDPS     Y2, Y1, Y1
+	ADDQ       $0x20, CX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, BX
+	JMP        run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VZEROUPPER
+	RET
+
+// func floatsBF16_1x2AVX2(a *floatArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·floatsBF16_1x2AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   24(AX), BX
+	LEAQ   (DX)(BX*1), BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   32(AX), SI
+
+run:
+	CMPQ       SI, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VPMOVZXWD  (CX), Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     (DX), Y4, Y5
+	VADDPS     Y5, Y0, Y0
+	VMULPS     (BX), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	VPMOVZXWD  16(CX), Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     32(DX), Y4, Y5
+	VADDPS     Y5, Y1, Y1
+	VMULPS     32(BX), Y4, Y4
+	VADDPS     Y4, Y3, Y3
+	ADDQ       $0x20, CX
+	ADDQ       $0x40, DX
+	ADDQ       $0x40, BX
+	SUBQ       $0x01, SI
+	JMP        run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VZEROUPPER
+	RET
+
+// func floatsBF16_2x1AVX2(a *floatArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·floatsBF16_2x1AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   32(AX), SI
+
+run:
+	CMPQ       SI, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VPMOVZXWD  (CX), Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     (DX), Y4, Y4
+	VADDPS     Y4, Y0, Y0
+	VPMOVZXWD  16(CX), Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     32(DX), Y4, Y4
+	VADDPS     Y4, Y1, Y1
+	ADDQ       $0x20, CX
+	PREFETCHT0 4096(BX)
+	VPMOVZXWD  (BX), Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     (DX), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	VPMOVZXWD  16(BX), Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPAND      constant0<>+0(SB), Y4, Y5
+	VCMPPS     $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS     Y5, Y4, Y4
+	VMULPS     32(DX), Y4, Y4
+	VADDPS     Y4, Y3, Y3
+	ADDQ       $0x20, BX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, SI
+	JMP        run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VZEROUPPER
+	RET
+
+// func floatsBF16_2x2AVX2(a *floatArgs)
+// Requires: AVX, AVX2
+TEXT ·floatsBF16_2x2AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), BX
+	MOVQ   24(AX), SI
+	LEAQ   (DX)(SI*1), SI
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   32(AX), DI
+
+run:
+	CMPQ      DI, $0x01
+	JLT       run_end
+	VPMOVZXWD (CX), Y8
+	VPSLLD    $0x10, Y8, Y8
+	VPAND     constant0<>+0(SB), Y8, Y9
+	VCMPPS    $0x05, constant1<>+0(SB), Y9, Y9
+	VANDPS    Y9, Y8, Y8
+	VMULPS    (DX), Y8, Y9
+	VADDPS    Y9, Y0, Y0
+	VMULPS    (SI), Y8, Y8
+	VADDPS    Y8, Y2, Y2
+	VPMOVZXWD 16(CX), Y8
+	VPSLLD    $0x10, Y8, Y8
+	VPAND     constant0<>+0(SB), Y8, Y9
+	VCMPPS    $0x05, constant1<>+0(SB), Y9, Y9
+	VANDPS    Y9, Y8, Y8
+	VMULPS    32(DX), Y8, Y9
+	VADDPS    Y9, Y1, Y1
+	VMULPS    32(SI), Y8, Y8
+	VADDPS    Y8, Y3, Y3
+	ADDQ      $0x20, CX
+	VPMOVZXWD (BX), Y8
+	VPSLLD    $0x10, Y8, Y8
+	VPAND     constant0<>+0(SB), Y8, Y9
+	VCMPPS    $0x05, constant1<>+0(SB), Y9, Y9
+	VANDPS    Y9, Y8, Y8
+	VMULPS    (DX), Y8, Y9
+	VADDPS    Y9, Y4, Y4
+	VMULPS    (SI), Y8, Y8
+	VADDPS    Y8, Y6, Y6
+	VPMOVZXWD 16(BX), Y8
+	VPSLLD    $0x10, Y8, Y8
+	VPAND     constant0<>+0(SB), Y8, Y9
+	VCMPPS    $0x05, constant1<>+0(SB), Y9, Y9
+	VANDPS    Y9, Y8, Y8
+	VMULPS    32(DX), Y8, Y9
+	VADDPS    Y9, Y5, Y5
+	VMULPS    32(SI), Y8, Y8
+	VADDPS    Y8, Y7, Y7
+	ADDQ      $0x20, BX
+	ADDQ      $0x40, DX
+	ADDQ      $0x40, SI
+	SUBQ      $0x01, DI
+	JMP       run
+
+run_end:
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X0
+	VADDPS       X0, X4, X4
+	VMOVHLPS     X4, X4, X0
+	VADDPS       X0, X4, X4
+	VMOVSHDUP    X4, X0
+	VADDSS       X0, X4, X4
+	VMOVSS       X4, 8(AX)
+	VADDPS       Y7, Y6, Y6
+	VEXTRACTF128 $0x01, Y6, X0
+	VADDPS       X0, X6, X6
+	VMOVHLPS     X6, X6, X0
+	VADDPS       X0, X6, X6
+	VMOVSHDUP    X6, X0
+	VADDSS       X0, X6, X6
+	VMOVSS       X6, 12(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF32_1x1AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
+TEXT ·floatsF32_1x1AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	VPXORD Z0, Z0, Z0
+	MOVQ   32(AX), BX
+
+run:
+	CMPQ       BX, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VMOVDQU32  (CX), Z1
+	VPSLLD     $0x01, Z1, Z2
+	VPCMPUD    $0x05, constant2<>+0(SB), Z2, K1
+	VMULPS.Z   (DX), Z1, K1, Z1
+	VADDPS     Z1, Z0, Z0
+	ADDQ       $0x40, CX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, BX
+	JMP        run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y1
+	VADDPS        Y1, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X1
+	VADDPS        X1, X0, X0
+	VMOVHLPS      X0, X0, X1
+	VADDPS        X1, X0, X0
+	VMOVSHDUP     X0, X1
+	VADDSS        X1, X0, X0
+	VMOVSS        X0, (AX)
+	VZEROUPPER
+	RET
+
+DATA constant2<>+0(SB)/8, $0x4d0000004d000000
+DATA constant2<>+8(SB)/8, $0x4d0000004d000000
+DATA constant2<>+16(SB)/8, $0x4d0000004d000000
+DATA constant2<>+24(SB)/8, $0x4d0000004d000000
+DATA constant2<>+32(SB)/8, $0x4d0000004d000000
+DATA constant2<>+40(SB)/8, $0x4d0000004d000000
+DATA constant2<>+48(SB)/8, $0x4d0000004d000000
+DATA constant2<>+56(SB)/8, $0x4d0000004d000000
+GLOBL constant2<>(SB), RODATA|NOPTR, $64
+
+// func floatsF32_1x4AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
+TEXT ·floatsF32_1x4AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   24(AX), BX
+	LEAQ   (DX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   32(AX), R8
+
+run:
+	CMPQ       R8, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VMOVDQU32  (CX), Z4
+	VPSLLD     $0x01, Z4, Z5
+	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VMULPS.Z   (DX), Z4, K1, Z5
+	VADDPS     Z5, Z0, Z0
+	VMULPS.Z   (SI), Z4, K1, Z5
+	VADDPS     Z5, Z1, Z1
+	VMULPS.Z   (DI), Z4, K1, Z5
+	VADDPS     Z5, Z2, Z2
+	VMULPS.Z   (BX), Z4, K1, Z4
+	VADDPS     Z4, Z3, Z3
+	ADDQ       $0x40, CX
+	ADDQ       $0x40, DX
+	ADDQ       $0x40, SI
+	ADDQ       $0x40, DI
+	ADDQ       $0x40, BX
+	SUBQ       $0x01, R8
+	JMP        run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VMOVHLPS      X0, X0, X4
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF32_4x1AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
+TEXT ·floatsF32_4x1AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   32(AX), R8
+
+run:
+	CMPQ       R8, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VMOVDQU32  (CX), Z4
+	VPSLLD     $0x01, Z4, Z5
+	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VMULPS.Z   (DX), Z4, K1, Z4
+	VADDPS     Z4, Z0, Z0
+	ADDQ       $0x40, CX
+	PREFETCHT0 4096(SI)
+	VMOVDQU32  (SI), Z4
+	VPSLLD     $0x01, Z4, Z5
+	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VMULPS.Z   (DX), Z4, K1, Z4
+	VADDPS     Z4, Z1, Z1
+	ADDQ       $0x40, SI
+	PREFETCHT0 4096(DI)
+	VMOVDQU32  (DI), Z4
+	VPSLLD     $0x01, Z4, Z5
+	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VMULPS.Z   (DX), Z4, K1, Z4
+	VADDPS     Z4, Z2, Z2
+	ADDQ       $0x40, DI
+	PREFETCHT0 4096(BX)
+	VMOVDQU32  (BX), Z4
+	VPSLLD     $0x01, Z4, Z5
+	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VMULPS.Z   (DX), Z4, K1, Z4
+	VADDPS     Z4, Z3, Z3
+	ADDQ       $0x40, BX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, R8
+	JMP        run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VMOVHLPS      X0, X0, X4
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF32_4x4AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL
+TEXT ·floatsF32_4x4AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	MOVQ   24(AX), R8
+	LEAQ   (DX)(R8*1), R9
+	LEAQ   (R9)(R8*1), R10
+	LEAQ   (R10)(R8*1), R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	MOVQ   32(AX), R11
+
+run:
+	CMPQ      R11, $0x01
+	JLT       run_end
+	VMOVDQU32 (CX), Z16
+	VPSLLD    $0x01, Z16, Z17
+	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VMULPS.Z  (DX), Z16, K1, Z17
+	VADDPS    Z17, Z0, Z0
+	VMULPS.Z  (R9), Z16, K1, Z17
+	VADDPS    Z17, Z1, Z1
+	VMULPS.Z  (R10), Z16, K1, Z17
+	VADDPS    Z17, Z2, Z2
+	VMULPS.Z  (R8), Z16, K1, Z16
+	VADDPS    Z16, Z3, Z3
+	ADDQ      $0x40, CX
+	VMOVDQU32 (SI), Z16
+	VPSLLD    $0x01, Z16, Z17
+	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VMULPS.Z  (DX), Z16, K1, Z17
+	VADDPS    Z17, Z4, Z4
+	VMULPS.Z  (R9), Z16, K1, Z17
+	VADDPS    Z17, Z5, Z5
+	VMULPS.Z  (R10), Z16, K1, Z17
+	VADDPS    Z17, Z6, Z6
+	VMULPS.Z  (R8), Z16, K1, Z16
+	VADDPS    Z16, Z7, Z7
+	ADDQ      $0x40, SI
+	VMOVDQU32 (DI), Z16
+	VPSLLD    $0x01, Z16, Z17
+	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VMULPS.Z  (DX), Z16, K1, Z17
+	VADDPS    Z17, Z8, Z8
+	VMULPS.Z  (R9), Z16, K1, Z17
+	VADDPS    Z17, Z9, Z9
+	VMULPS.Z  (R10), Z16, K1, Z17
+	VADDPS    Z17, Z10, Z10
+	VMULPS.Z  (R8), Z16, K1, Z16
+	VADDPS    Z16, Z11, Z11
+	ADDQ      $0x40, DI
+	VMOVDQU32 (BX), Z16
+	VPSLLD    $0x01, Z16, Z17
+	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VMULPS.Z  (DX), Z16, K1, Z17
+	VADDPS    Z17, Z12, Z12
+	VMULPS.Z  (R9), Z16, K1, Z17
+	VADDPS    Z17, Z13, Z13
+	VMULPS.Z  (R10), Z16, K1, Z17
+	VADDPS    Z17, Z14, Z14
+	VMULPS.Z  (R8), Z16, K1, Z16
+	VADDPS    Z16, Z15, Z15
+	ADDQ      $0x40, BX
+	ADDQ      $0x40, DX
+	ADDQ      $0x40, R9
+	ADDQ      $0x40, R10
+	ADDQ      $0x40, R8
+	SUBQ      $0x01, R11
+	JMP       run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y16
+	VADDPS        Y16, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X16
+	VADDPS        X16, X0, X0
+	VMOVHLPS      X0, X0, X16
+	VADDPS        X16, X0, X0
+	VMOVSHDUP     X0, X16
+	VADDSS        X16, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VEXTRACTF32X8 $0x01, Z4, Y0
+	VADDPS        Y0, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X0
+	VADDPS        X0, X4, X4
+	VMOVHLPS      X4, X4, X0
+	VADDPS        X0, X4, X4
+	VMOVSHDUP     X4, X0
+	VADDSS        X0, X4, X4
+	VMOVSS        X4, 16(AX)
+	VEXTRACTF32X8 $0x01, Z5, Y0
+	VADDPS        Y0, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X0
+	VADDPS        X0, X5, X5
+	VMOVHLPS      X5, X5, X0
+	VADDPS        X0, X5, X5
+	VMOVSHDUP     X5, X0
+	VADDSS        X0, X5, X5
+	VMOVSS        X5, 20(AX)
+	VEXTRACTF32X8 $0x01, Z6, Y0
+	VADDPS        Y0, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X0
+	VADDPS        X0, X6, X6
+	VMOVHLPS      X6, X6, X0
+	VADDPS        X0, X6, X6
+	VMOVSHDUP     X6, X0
+	VADDSS        X0, X6, X6
+	VMOVSS        X6, 24(AX)
+	VEXTRACTF32X8 $0x01, Z7, Y0
+	VADDPS        Y0, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X0
+	VADDPS        X0, X7, X7
+	VMOVHLPS      X7, X7, X0
+	VADDPS        X0, X7, X7
+	VMOVSHDUP     X7, X0
+	VADDSS        X0, X7, X7
+	VMOVSS        X7, 28(AX)
+	VEXTRACTF32X8 $0x01, Z8, Y0
+	VADDPS        Y0, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X0
+	VADDPS        X0, X8, X8
+	VMOVHLPS      X8, X8, X0
+	VADDPS        X0, X8, X8
+	VMOVSHDUP     X8, X0
+	VADDSS        X0, X8, X8
+	VMOVSS        X8, 32(AX)
+	VEXTRACTF32X8 $0x01, Z9, Y0
+	VADDPS        Y0, Y9, Y9
+	VEXTRACTF32X4 $0x01, Y9, X0
+	VADDPS        X0, X9, X9
+	VMOVHLPS      X9, X9, X0
+	VADDPS        X0, X9, X9
+	VMOVSHDUP     X9, X0
+	VADDSS        X0, X9, X9
+	VMOVSS        X9, 36(AX)
+	VEXTRACTF32X8 $0x01, Z10, Y0
+	VADDPS        Y0, Y10, Y10
+	VEXTRACTF32X4 $0x01, Y10, X0
+	VADDPS        X0, X10, X10
+	VMOVHLPS      X10, X10, X0
+	VADDPS        X0, X10, X10
+	VMOVSHDUP     X10, X0
+	VADDSS        X0, X10, X10
+	VMOVSS        X10, 40(AX)
+	VEXTRACTF32X8 $0x01, Z11, Y0
+	VADDPS        Y0, Y11, Y11
+	VEXTRACTF32X4 $0x01, Y11, X0
+	VADDPS        X0, X11, X11
+	VMOVHLPS      X11, X11, X0
+	VADDPS        X0, X11, X11
+	VMOVSHDUP     X11, X0
+	VADDSS        X0, X11, X11
+	VMOVSS        X11, 44(AX)
+	VEXTRACTF32X8 $0x01, Z12, Y0
+	VADDPS        Y0, Y12, Y12
+	VEXTRACTF32X4 $0x01, Y12, X0
+	VADDPS        X0, X12, X12
+	VMOVHLPS      X12, X12, X0
+	VADDPS        X0, X12, X12
+	VMOVSHDUP     X12, X0
+	VADDSS        X0, X12, X12
+	VMOVSS        X12, 48(AX)
+	VEXTRACTF32X8 $0x01, Z13, Y0
+	VADDPS        Y0, Y13, Y13
+	VEXTRACTF32X4 $0x01, Y13, X0
+	VADDPS        X0, X13, X13
+	VMOVHLPS      X13, X13, X0
+	VADDPS        X0, X13, X13
+	VMOVSHDUP     X13, X0
+	VADDSS        X0, X13, X13
+	VMOVSS        X13, 52(AX)
+	VEXTRACTF32X8 $0x01, Z14, Y0
+	VADDPS        Y0, Y14, Y14
+	VEXTRACTF32X4 $0x01, Y14, X0
+	VADDPS        X0, X14, X14
+	VMOVHLPS      X14, X14, X0
+	VADDPS        X0, X14, X14
+	VMOVSHDUP     X14, X0
+	VADDSS        X0, X14, X14
+	VMOVSS        X14, 56(AX)
+	VEXTRACTF32X8 $0x01, Z15, Y0
+	VADDPS        Y0, Y15, Y15
+	VEXTRACTF32X4 $0x01, Y15, X0
+	VADDPS        X0, X15, X15
+	VMOVHLPS      X15, X15, X0
+	VADDPS        X0, X15, X15
+	VMOVSHDUP     X15, X0
+	VADDSS        X0, X15, X15
+	VMOVSS        X15, 60(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF16_1x1AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
+TEXT ·floatsF16_1x1AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	VPXORD Z0, Z0, Z0
+	MOVQ   32(AX), BX
+
+run:
+	CMPQ       BX, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VCVTPH2PS  (CX), Z1
+	VMULPS     (DX), Z1, Z1
+	VADDPS     Z1, Z0, Z0
+	ADDQ       $0x20, CX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, BX
+	JMP        run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y1
+	VADDPS        Y1, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X1
+	VADDPS        X1, X0, X0
+	VMOVHLPS      X0, X0, X1
+	VADDPS        X1, X0, X0
+	VMOVSHDUP     X0, X1
+	VADDSS        X1, X0, X0
+	VMOVSS        X0, (AX)
+	VZEROUPPER
+	RET
+
+// func floatsF16_1x4AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
+TEXT ·floatsF16_1x4AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   24(AX), BX
+	LEAQ   (DX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   32(AX), R8
+
+run:
+	CMPQ       R8, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VCVTPH2PS  (CX), Z4
+	VMULPS     (DX), Z4, Z5
+	VADDPS     Z5, Z0, Z0
+	VMULPS     (SI), Z4, Z5
+	VADDPS     Z5, Z1, Z1
+	VMULPS     (DI), Z4, Z5
+	VADDPS     Z5, Z2, Z2
+	VMULPS     (BX), Z4, Z4
+	VADDPS     Z4, Z3, Z3
+	ADDQ       $0x20, CX
+	ADDQ       $0x40, DX
+	ADDQ       $0x40, SI
+	ADDQ       $0x40, DI
+	ADDQ       $0x40, BX
+	SUBQ       $0x01, R8
+	JMP        run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VMOVHLPS      X0, X0, X4
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF16_4x1AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
+TEXT ·floatsF16_4x1AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   32(AX), R8
+
+run:
+	CMPQ       R8, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VCVTPH2PS  (CX), Z4
+	VMULPS     (DX), Z4, Z4
+	VADDPS     Z4, Z0, Z0
+	ADDQ       $0x20, CX
+	PREFETCHT0 4096(SI)
+	VCVTPH2PS  (SI), Z4
+	VMULPS     (DX), Z4, Z4
+	VADDPS     Z4, Z1, Z1
+	ADDQ       $0x20, SI
+	PREFETCHT0 4096(DI)
+	VCVTPH2PS  (DI), Z4
+	VMULPS     (DX), Z4, Z4
+	VADDPS     Z4, Z2, Z2
+	ADDQ       $0x20, DI
+	PREFETCHT0 4096(BX)
+	VCVTPH2PS  (BX), Z4
+	VMULPS     (DX), Z4, Z4
+	VADDPS     Z4, Z3, Z3
+	ADDQ       $0x20, BX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, R8
+	JMP        run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VMOVHLPS      X0, X0, X4
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VZEROUPPER
+	RET
+
+// func floatsF16_4x4AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL
+TEXT ·floatsF16_4x4AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	MOVQ   24(AX), R8
+	LEAQ   (DX)(R8*1), R9
+	LEAQ   (R9)(R8*1), R10
+	LEAQ   (R10)(R8*1), R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	MOVQ   32(AX), R11
+
+run:
+	CMPQ      R11, $0x01
+	JLT       run_end
+	VCVTPH2PS (CX), Z16
+	VMULPS    (DX), Z16, Z17
+	VADDPS    Z17, Z0, Z0
+	VMULPS    (R9), Z16, Z17
+	VADDPS    Z17, Z1, Z1
+	VMULPS    (R10), Z16, Z17
+	VADDPS    Z17, Z2, Z2
+	VMULPS    (R8), Z16, Z16
+	VADDPS    Z16, Z3, Z3
+	ADDQ      $0x20, CX
+	VCVTPH2PS (SI), Z16
+	VMULPS    (DX), Z16, Z17
+	VADDPS    Z17, Z4, Z4
+	VMULPS    (R9), Z16, Z17
+	VADDPS    Z17, Z5, Z5
+	VMULPS    (R10), Z16, Z17
+	VADDPS    Z17, Z6, Z6
+	VMULPS    (R8), Z16, Z16
+	VADDPS    Z16, Z7, Z7
+	ADDQ      $0x20, SI
+	VCVTPH2PS (DI), Z16
+	VMULPS    (DX), Z16, Z17
+	VADDPS    Z17, Z8, Z8
+	VMULPS    (R9), Z16, Z17
+	VADDPS    Z17, Z9, Z9
+	VMULPS    (R10), Z16, Z17
+	VADDPS    Z17, Z10, Z10
+	VMULPS    (R8), Z16, Z16
+	VADDPS    Z16, Z11, Z11
+	ADDQ      $0x20, DI
+	VCVTPH2PS (BX), Z16
+	VMULPS    (DX), Z16, Z17
+	VADDPS    Z17, Z12, Z12
+	VMULPS    (R9), Z16, Z17
+	VADDPS    Z17, Z13, Z13
+	VMULPS    (R10), Z16, Z17
+	VADDPS    Z17, Z14, Z14
+	VMULPS    (R8), Z16, Z16
+	VADDPS    Z16, Z15, Z15
+	ADDQ      $0x20, BX
+	ADDQ      $0x40, DX
+	ADDQ      $0x40, R9
+	ADDQ      $0x40, R10
+	ADDQ      $0x40, R8
+	SUBQ      $0x01, R11
+	JMP       run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y16
+	VADDPS        Y16, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X16
+	VADDPS        X16, X0, X0
+	VMOVHLPS      X0, X0, X16
+	VADDPS        X16, X0, X0
+	VMOVSHDUP     X0, X16
+	VADDSS        X16, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VEXTRACTF32X8 $0x01, Z4, Y0
+	VADDPS        Y0, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X0
+	VADDPS        X0, X4, X4
+	VMOVHLPS      X4, X4, X0
+	VADDPS        X0, X4, X4
+	VMOVSHDUP     X4, X0
+	VADDSS        X0, X4, X4
+	VMOVSS        X4, 16(AX)
+	VEXTRACTF32X8 $0x01, Z5, Y0
+	VADDPS        Y0, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X0
+	VADDPS        X0, X5, X5
+	VMOVHLPS      X5, X5, X0
+	VADDPS        X0, X5, X5
+	VMOVSHDUP     X5, X0
+	VADDSS        X0, X5, X5
+	VMOVSS        X5, 20(AX)
+	VEXTRACTF32X8 $0x01, Z6, Y0
+	VADDPS        Y0, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X0
+	VADDPS        X0, X6, X6
+	VMOVHLPS      X6, X6, X0
+	VADDPS        X0, X6, X6
+	VMOVSHDUP     X6, X0
+	VADDSS        X0, X6, X6
+	VMOVSS        X6, 24(AX)
+	VEXTRACTF32X8 $0x01, Z7, Y0
+	VADDPS        Y0, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X0
+	VADDPS        X0, X7, X7
+	VMOVHLPS      X7, X7, X0
+	VADDPS        X0, X7, X7
+	VMOVSHDUP     X7, X0
+	VADDSS        X0, X7, X7
+	VMOVSS        X7, 28(AX)
+	VEXTRACTF32X8 $0x01, Z8, Y0
+	VADDPS        Y0, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X0
+	VADDPS        X0, X8, X8
+	VMOVHLPS      X8, X8, X0
+	VADDPS        X0, X8, X8
+	VMOVSHDUP     X8, X0
+	VADDSS        X0, X8, X8
+	VMOVSS        X8, 32(AX)
+	VEXTRACTF32X8 $0x01, Z9, Y0
+	VADDPS        Y0, Y9, Y9
+	VEXTRACTF32X4 $0x01, Y9, X0
+	VADDPS        X0, X9, X9
+	VMOVHLPS      X9, X9, X0
+	VADDPS        X0, X9, X9
+	VMOVSHDUP     X9, X0
+	VADDSS        X0, X9, X9
+	VMOVSS        X9, 36(AX)
+	VEXTRACTF32X8 $0x01, Z10, Y0
+	VADDPS        Y0, Y10, Y10
+	VEXTRACTF32X4 $0x01, Y10, X0
+	VADDPS        X0, X10, X10
+	VMOVHLPS      X10, X10, X0
+	VADDPS        X0, X10, X10
+	VMOVSHDUP     X10, X0
+	VADDSS        X0, X10, X10
+	VMOVSS        X10, 40(AX)
+	VEXTRACTF32X8 $0x01, Z11, Y0
+	VADDPS        Y0, Y11, Y11
+	VEXTRACTF32X4 $0x01, Y11, X0
+	VADDPS        X0, X11, X11
+	VMOVHLPS      X11, X11, X0
+	VADDPS        X0, X11, X11
+	VMOVSHDUP     X11, X0
+	VADDSS        X0, X11, X11
+	VMOVSS        X11, 44(AX)
+	VEXTRACTF32X8 $0x01, Z12, Y0
+	VADDPS        Y0, Y12, Y12
+	VEXTRACTF32X4 $0x01, Y12, X0
+	VADDPS        X0, X12, X12
+	VMOVHLPS      X12, X12, X0
+	VADDPS        X0, X12, X12
+	VMOVSHDUP     X12, X0
+	VADDSS        X0, X12, X12
+	VMOVSS        X12, 48(AX)
+	VEXTRACTF32X8 $0x01, Z13, Y0
+	VADDPS        Y0, Y13, Y13
+	VEXTRACTF32X4 $0x01, Y13, X0
+	VADDPS        X0, X13, X13
+	VMOVHLPS      X13, X13, X0
+	VADDPS        X0, X13, X13
+	VMOVSHDUP     X13, X0
+	VADDSS        X0, X13, X13
+	VMOVSS        X13, 52(AX)
+	VEXTRACTF32X8 $0x01, Z14, Y0
+	VADDPS        Y0, Y14, Y14
+	VEXTRACTF32X4 $0x01, Y14, X0
+	VADDPS        X0, X14, X14
+	VMOVHLPS      X14, X14, X0
+	VADDPS        X0, X14, X14
+	VMOVSHDUP     X14, X0
+	VADDSS        X0, X14, X14
+	VMOVSS        X14, 56(AX)
+	VEXTRACTF32X8 $0x01, Z15, Y0
+	VADDPS        Y0, Y15, Y15
+	VEXTRACTF32X4 $0x01, Y15, X0
+	VADDPS        X0, X15, X15
+	VMOVHLPS      X15, X15, X0
+	VADDPS        X0, X15, X15
+	VMOVSHDUP     X15, X0
+	VADDSS        X0, X15, X15
+	VMOVSS        X15, 60(AX)
+	VZEROUPPER
+	RET
+
+// func floatsBF16_1x1AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
+TEXT ·floatsBF16_1x1AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	VPXORD Z0, Z0, Z0
+	MOVQ   32(AX), BX
+
+run:
+	CMPQ       BX, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VPMOVZXWD  (CX), Z1
+	VPSLLD     $0x10, Z1, Z1
+	VPSLLD     $0x01, Z1, Z2
+	VPCMPUD    $0x05, constant2<>+0(SB), Z2, K1
+	VMULPS.Z   (DX), Z1, K1, Z1
+	VADDPS     Z1, Z0, Z0
+	ADDQ       $0x20, CX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, BX
+	JMP        run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y1
+	VADDPS        Y1, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X1
+	VADDPS        X1, X0, X0
+	VMOVHLPS      X0, X0, X1
+	VADDPS        X1, X0, X0
+	VMOVSHDUP     X0, X1
+	VADDSS        X1, X0, X0
+	VMOVSS        X0, (AX)
+	VZEROUPPER
+	RET
+
+// func floatsBF16_1x4AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
+TEXT ·floatsBF16_1x4AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   24(AX), BX
+	LEAQ   (DX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   32(AX), R8
+
+run:
+	CMPQ       R8, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VPMOVZXWD  (CX), Z4
+	VPSLLD     $0x10, Z4, Z4
+	VPSLLD     $0x01, Z4, Z5
+	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VMULPS.Z   (DX), Z4, K1, Z5
+	VADDPS     Z5, Z0, Z0
+	VMULPS.Z   (SI), Z4, K1, Z5
+	VADDPS     Z5, Z1, Z1
+	VMULPS.Z   (DI), Z4, K1, Z5
+	VADDPS     Z5, Z2, Z2
+	VMULPS.Z   (BX), Z4, K1, Z4
+	VADDPS     Z4, Z3, Z3
+	ADDQ       $0x20, CX
+	ADDQ       $0x40, DX
+	ADDQ       $0x40, SI
+	ADDQ       $0x40, DI
+	ADDQ       $0x40, BX
+	SUBQ       $0x01, R8
+	JMP        run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VMOVHLPS      X0, X0, X4
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VZEROUPPER
+	RET
+
+// func floatsBF16_4x1AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
+TEXT ·floatsBF16_4x1AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   32(AX), R8
+
+run:
+	CMPQ       R8, $0x01
+	JLT        run_end
+	PREFETCHT0 4096(CX)
+	VPMOVZXWD  (CX), Z4
+	VPSLLD     $0x10, Z4, Z4
+	VPSLLD     $0x01, Z4, Z5
+	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VMULPS.Z   (DX), Z4, K1, Z4
+	VADDPS     Z4, Z0, Z0
+	ADDQ       $0x20, CX
+	PREFETCHT0 4096(SI)
+	VPMOVZXWD  (SI), Z4
+	VPSLLD     $0x10, Z4, Z4
+	VPSLLD     $0x01, Z4, Z5
+	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VMULPS.Z   (DX), Z4, K1, Z4
+	VADDPS     Z4, Z1, Z1
+	ADDQ       $0x20, SI
+	PREFETCHT0 4096(DI)
+	VPMOVZXWD  (DI), Z4
+	VPSLLD     $0x10, Z4, Z4
+	VPSLLD     $0x01, Z4, Z5
+	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VMULPS.Z   (DX), Z4, K1, Z4
+	VADDPS     Z4, Z2, Z2
+	ADDQ       $0x20, DI
+	PREFETCHT0 4096(BX)
+	VPMOVZXWD  (BX), Z4
+	VPSLLD     $0x10, Z4, Z4
+	VPSLLD     $0x01, Z4, Z5
+	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VMULPS.Z   (DX), Z4, K1, Z4
+	VADDPS     Z4, Z3, Z3
+	ADDQ       $0x20, BX
+	ADDQ       $0x40, DX
+	SUBQ       $0x01, R8
+	JMP        run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VMOVHLPS      X0, X0, X4
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VZEROUPPER
+	RET
+
+// func floatsBF16_4x4AVX512(a *floatArgs)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL
+TEXT ·floatsBF16_4x4AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	MOVQ   24(AX), R8
+	LEAQ   (DX)(R8*1), R9
+	LEAQ   (R9)(R8*1), R10
+	LEAQ   (R10)(R8*1), R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	MOVQ   32(AX), R11
+
+run:
+	CMPQ      R11, $0x01
+	JLT       run_end
+	VPMOVZXWD (CX), Z16
+	VPSLLD    $0x10, Z16, Z16
+	VPSLLD    $0x01, Z16, Z17
+	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VMULPS.Z  (DX), Z16, K1, Z17
+	VADDPS    Z17, Z0, Z0
+	VMULPS.Z  (R9), Z16, K1, Z17
+	VADDPS    Z17, Z1, Z1
+	VMULPS.Z  (R10), Z16, K1, Z17
+	VADDPS    Z17, Z2, Z2
+	VMULPS.Z  (R8), Z16, K1, Z16
+	VADDPS    Z16, Z3, Z3
+	ADDQ      $0x20, CX
+	VPMOVZXWD (SI), Z16
+	VPSLLD    $0x10, Z16, Z16
+	VPSLLD    $0x01, Z16, Z17
+	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VMULPS.Z  (DX), Z16, K1, Z17
+	VADDPS    Z17, Z4, Z4
+	VMULPS.Z  (R9), Z16, K1, Z17
+	VADDPS    Z17, Z5, Z5
+	VMULPS.Z  (R10), Z16, K1, Z17
+	VADDPS    Z17, Z6, Z6
+	VMULPS.Z  (R8), Z16, K1, Z16
+	VADDPS    Z16, Z7, Z7
+	ADDQ      $0x20, SI
+	VPMOVZXWD (DI), Z16
+	VPSLLD    $0x10, Z16, Z16
+	VPSLLD    $0x01, Z16, Z17
+	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VMULPS.Z  (DX), Z16, K1, Z17
+	VADDPS    Z17, Z8, Z8
+	VMULPS.Z  (R9), Z16, K1, Z17
+	VADDPS    Z17, Z9, Z9
+	VMULPS.Z  (R10), Z16, K1, Z17
+	VADDPS    Z17, Z10, Z10
+	VMULPS.Z  (R8), Z16, K1, Z16
+	VADDPS    Z16, Z11, Z11
+	ADDQ      $0x20, DI
+	VPMOVZXWD (BX), Z16
+	VPSLLD    $0x10, Z16, Z16
+	VPSLLD    $0x01, Z16, Z17
+	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VMULPS.Z  (DX), Z16, K1, Z17
+	VADDPS    Z17, Z12, Z12
+	VMULPS.Z  (R9), Z16, K1, Z17
+	VADDPS    Z17, Z13, Z13
+	VMULPS.Z  (R10), Z16, K1, Z17
+	VADDPS    Z17, Z14, Z14
+	VMULPS.Z  (R8), Z16, K1, Z16
+	VADDPS    Z16, Z15, Z15
+	ADDQ      $0x20, BX
+	ADDQ      $0x40, DX
+	ADDQ      $0x40, R9
+	ADDQ      $0x40, R10
+	ADDQ      $0x40, R8
+	SUBQ      $0x01, R11
+	JMP       run
+
+run_end:
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y16
+	VADDPS        Y16, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X16
+	VADDPS        X16, X0, X0
+	VMOVHLPS      X0, X0, X16
+	VADDPS        X16, X0, X0
+	VMOVSHDUP     X0, X16
+	VADDSS        X16, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VEXTRACTF32X8 $0x01, Z4, Y0
+	VADDPS        Y0, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X0
+	VADDPS        X0, X4, X4
+	VMOVHLPS      X4, X4, X0
+	VADDPS        X0, X4, X4
+	VMOVSHDUP     X4, X0
+	VADDSS        X0, X4, X4
+	VMOVSS        X4, 16(AX)
+	VEXTRACTF32X8 $0x01, Z5, Y0
+	VADDPS        Y0, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X0
+	VADDPS        X0, X5, X5
+	VMOVHLPS      X5, X5, X0
+	VADDPS        X0, X5, X5
+	VMOVSHDUP     X5, X0
+	VADDSS        X0, X5, X5
+	VMOVSS        X5, 20(AX)
+	VEXTRACTF32X8 $0x01, Z6, Y0
+	VADDPS        Y0, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X0
+	VADDPS        X0, X6, X6
+	VMOVHLPS      X6, X6, X0
+	VADDPS        X0, X6, X6
+	VMOVSHDUP     X6, X0
+	VADDSS        X0, X6, X6
+	VMOVSS        X6, 24(AX)
+	VEXTRACTF32X8 $0x01, Z7, Y0
+	VADDPS        Y0, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X0
+	VADDPS        X0, X7, X7
+	VMOVHLPS      X7, X7, X0
+	VADDPS        X0, X7, X7
+	VMOVSHDUP     X7, X0
+	VADDSS        X0, X7, X7
+	VMOVSS        X7, 28(AX)
+	VEXTRACTF32X8 $0x01, Z8, Y0
+	VADDPS        Y0, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X0
+	VADDPS        X0, X8, X8
+	VMOVHLPS      X8, X8, X0
+	VADDPS        X0, X8, X8
+	VMOVSHDUP     X8, X0
+	VADDSS        X0, X8, X8
+	VMOVSS        X8, 32(AX)
+	VEXTRACTF32X8 $0x01, Z9, Y0
+	VADDPS        Y0, Y9, Y9
+	VEXTRACTF32X4 $0x01, Y9, X0
+	VADDPS        X0, X9, X9
+	VMOVHLPS      X9, X9, X0
+	VADDPS        X0, X9, X9
+	VMOVSHDUP     X9, X0
+	VADDSS        X0, X9, X9
+	VMOVSS        X9, 36(AX)
+	VEXTRACTF32X8 $0x01, Z10, Y0
+	VADDPS        Y0, Y10, Y10
+	VEXTRACTF32X4 $0x01, Y10, X0
+	VADDPS        X0, X10, X10
+	VMOVHLPS      X10, X10, X0
+	VADDPS        X0, X10, X10
+	VMOVSHDUP     X10, X0
+	VADDSS        X0, X10, X10
+	VMOVSS        X10, 40(AX)
+	VEXTRACTF32X8 $0x01, Z11, Y0
+	VADDPS        Y0, Y11, Y11
+	VEXTRACTF32X4 $0x01, Y11, X0
+	VADDPS        X0, X11, X11
+	VMOVHLPS      X11, X11, X0
+	VADDPS        X0, X11, X11
+	VMOVSHDUP     X11, X0
+	VADDSS        X0, X11, X11
+	VMOVSS        X11, 44(AX)
+	VEXTRACTF32X8 $0x01, Z12, Y0
+	VADDPS        Y0, Y12, Y12
+	VEXTRACTF32X4 $0x01, Y12, X0
+	VADDPS        X0, X12, X12
+	VMOVHLPS      X12, X12, X0
+	VADDPS        X0, X12, X12
+	VMOVSHDUP     X12, X0
+	VADDSS        X0, X12, X12
+	VMOVSS        X12, 48(AX)
+	VEXTRACTF32X8 $0x01, Z13, Y0
+	VADDPS        Y0, Y13, Y13
+	VEXTRACTF32X4 $0x01, Y13, X0
+	VADDPS        X0, X13, X13
+	VMOVHLPS      X13, X13, X0
+	VADDPS        X0, X13, X13
+	VMOVSHDUP     X13, X0
+	VADDSS        X0, X13, X13
+	VMOVSS        X13, 52(AX)
+	VEXTRACTF32X8 $0x01, Z14, Y0
+	VADDPS        Y0, Y14, Y14
+	VEXTRACTF32X4 $0x01, Y14, X0
+	VADDPS        X0, X14, X14
+	VMOVHLPS      X14, X14, X0
+	VADDPS        X0, X14, X14
+	VMOVSHDUP     X14, X0
+	VADDSS        X0, X14, X14
+	VMOVSS        X14, 56(AX)
+	VEXTRACTF32X8 $0x01, Z15, Y0
+	VADDPS        Y0, Y15, Y15
+	VEXTRACTF32X4 $0x01, Y15, X0
+	VADDPS        X0, X15, X15
+	VMOVHLPS      X15, X15, X0
+	VADDPS        X0, X15, X15
+	VMOVSHDUP     X15, X0
+	VADDSS        X0, X15, X15
+	VMOVSS        X15, 60(AX)
+	VZEROUPPER
+	RET

@@ -101,3 +101,25 @@ func tileKernels(t quant.Type) []kernel[tileKernel] {
 	}
 	return table
 }
+
+// floatKernels is the table of a type.
+func floatKernels(t quant.Type) []kernel[floatKernel] {
+	table := []kernel[floatKernel]{{level: Go}}
+	add := func(one, wide, tall, both, one512, wide512, tall512, both512 func(*floatArgs)) {
+		table = append(table,
+			kernel[floatKernel]{AVX2, floatKernel{2, [2][2]func(*floatArgs){{one, wide}, {tall, both}}}},
+			kernel[floatKernel]{AVX512, floatKernel{4, [2][2]func(*floatArgs){{one512, wide512}, {tall512, both512}}}})
+	}
+	switch t {
+	case quant.F32:
+		add(floatsF32_1x1AVX2, floatsF32_1x2AVX2, floatsF32_2x1AVX2, floatsF32_2x2AVX2,
+			floatsF32_1x1AVX512, floatsF32_1x4AVX512, floatsF32_4x1AVX512, floatsF32_4x4AVX512)
+	case quant.F16:
+		add(floatsF16_1x1AVX2, floatsF16_1x2AVX2, floatsF16_2x1AVX2, floatsF16_2x2AVX2,
+			floatsF16_1x1AVX512, floatsF16_1x4AVX512, floatsF16_4x1AVX512, floatsF16_4x4AVX512)
+	case quant.BF16:
+		add(floatsBF16_1x1AVX2, floatsBF16_1x2AVX2, floatsBF16_2x1AVX2, floatsBF16_2x2AVX2,
+			floatsBF16_1x1AVX512, floatsBF16_1x4AVX512, floatsBF16_4x1AVX512, floatsBF16_4x4AVX512)
+	}
+	return table
+}

@@ -9,6 +9,6 @@ var (
 	sumRowsKernels  = []kernel[func(y, terms *float32, rows, blocks int)]{{Go, sumRows}}
 )
 
-func rowKernels(quant.Type) []kernel[rowKernel] { return []kernel[rowKernel]{{level: Go}} }
-
-func tileKernels(quant.Type) []kernel[tileKernel] { return []kernel[tileKernel]{{level: Go}} }
+func rowKernels(quant.Type) []kernel[rowKernel]     { return []kernel[rowKernel]{{level: Go}} }
+func tileKernels(quant.Type) []kernel[tileKernel]   { return []kernel[tileKernel]{{level: Go}} }
+func floatKernels(quant.Type) []kernel[floatKernel] { return []kernel[floatKernel]{{level: Go}} }

@@ -98,8 +98,8 @@ func TestDotLanes(t *testing.T) {
 // 1 to 70 blocks, 1 to 9 rows, weights at odd places.
 func TestRowKernels(t *testing.T) {
 	for _, typ := range backendtest.Types {
-		if len(rowKernels(typ)) == 1 && len(tileKernels(typ)) == 1 {
-			continue
+		if len(rowKernels(typ))+len(tileKernels(typ))+len(floatKernels(typ)) == 3 {
+			continue // plain Go alone
 		}
 		t.Run(typ.String(), func(t *testing.T) {
 			levels(t, func(t *testing.T, l Level) {
@@ -128,6 +128,9 @@ func testRows(t *testing.T, rng *rand.Rand, l Level, typ quant.Type, blocks, row
 	elems, _ := typ.Block()
 	cols := blocks * elems
 	act := typ.ActBlock()
+	if act == 0 {
+		cols *= 16
+	}
 	var data []byte
 	if kind := rng.IntN(3); kind == 0 {
 		data = backendtest.Weights(rng, typ, rows*cols)
@@ -167,6 +170,11 @@ func testRows(t *testing.T, rng *rand.Rand, l Level, typ quant.Type, blocks, row
 // random or at their ends, scales of all sizes.
 func someInputs(rng *rand.Rand, n, cols, act int) *inputs {
 	in := &inputs{n: n, cols: cols, serial: rng.Uint64()}
+	if act == 0 {
+		in.f = backendtest.Vectors(rng, n, cols, rng.IntN(6))
+		cleanTo(in.f, in.f)
+		return in
+	}
 	q := &in.q[formOf(act)]
 	q.block = act
 	q.grow(n * cols)

@@ -35,6 +35,7 @@ type product struct {
 	unpack  quant.Unpacker
 	kernel  rowKernel
 	tiles   tileKernel
+	floats  floatKernel
 	tile    int // positions of an item
 	spans   int // items by rows
 	first   int // number of its first item among those of all products
@@ -53,13 +54,16 @@ type products struct {
 func (s *products) add(k *kernels, p product) {
 	t := p.m.Type
 	p.kernel, p.tiles = k.rows[t], k.tiles[t]
+	if p.m.Cols%16 == 0 {
+		p.floats = k.floats[t]
+	}
 	p.kind, p.act = t.Kind(), t.ActBlock()
 	p.form, p.rowLen = formOf(p.act), t.RowBytes(p.m.Cols)
 	if p.kind != quant.Float {
 		p.unpack = quant.UnpackerFor(t)
 	}
 	work := itemWork
-	if p.kernel.run != nil {
+	if p.kernel.run != nil || p.floats.tile > 0 {
 		work = fastItemWork
 	}
 	p.tile = p.n
@@ -132,6 +136,7 @@ type scratch struct {
 	packedOf packing  // what is in them
 	fast     rowScratch
 	tile     tileScratch
+	floats   floatScratch
 	attend   attendScratch
 }
 
@@ -169,6 +174,8 @@ func (p *product) rows(s *scratch, first, count, lo, hi int) {
 			p.tileRun(s, s.row, t, n, lo, hi)
 		case p.kernel.run != nil:
 			p.fastRows(s, t, n, lo, hi)
+		case p.floats.tile > 0:
+			p.floatRows(s, t, n, lo, hi)
 		default:
 			p.plainRows(s, t, n, lo, hi)
 		}
@@ -380,13 +387,14 @@ func decodeFloats(t quant.Type, dst []float32, src []byte) {
 	}
 }
 
-// fromF16 is quant.FromF16 for finite numbers, without a branch: subnormals
-// come as often as not among small weights. No number but 0 is below 2^-24, so
-// there is nothing to clean, and the sign of a 0 never reaches a sum.
+// fromF16 is quant.FromF16 without a branch: subnormals come as often as not
+// among small weights. No number but 0 is below 2^-24, so there is nothing to
+// clean, and the sign of a 0 never reaches a sum.
 func fromF16(h uint16) float32 {
 	a := uint32(h) & 0x7fff
 	b := a<<13 + 112<<23
 	low := math.Float32bits(math.Float32frombits(a<<13+113<<23) - 0x1p-14) // of a < 0x400: exact, and of no subnormal
 	b ^= (b ^ low) & uint32(int32(a-0x400)>>31)                            // low if a < 0x400
+	b += 112 << 23 & uint32(int32(0x7bff-a)>>31)                           // no number: refused at load, but what it is
 	return math.Float32frombits(b | uint32(h&0x8000)<<16)
 }

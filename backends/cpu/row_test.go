@@ -9,10 +9,7 @@ import (
 
 func TestFromF16(t *testing.T) {
 	for h := range 1 << 16 {
-		if h&0x7c00 == 0x7c00 {
-			continue // not finite: refused at load
-		}
-		if got, want := fromF16(uint16(h)), quant.FromF16(uint16(h)); math.Float32bits(got) != math.Float32bits(want) {
+		if got, want := fromF16(uint16(h)), quant.FromF16(uint16(h)); math.Float32bits(got) != math.Float32bits(want) && (got == got || want == want) {
 			t.Fatalf("%#04x is %x, want %x", h, got, want)
 		}
 	}

@@ -260,19 +260,3 @@ func aligned[T any](s []T, n int) []T {
 	}
 	return s[:n]
 }
-
-// tileKernelsOf picks the tile kernel of each type.
-func tileKernelsOf(l Level) (k [quant.NVFP4 + 1]tileKernel) {
-	for t := range k {
-		k[t] = pick(l, tileKernels(quant.Type(t)))
-	}
-	return k
-}
-
-// rowKernelsOf picks the row kernel of each type.
-func rowKernelsOf(l Level) (k [quant.NVFP4 + 1]rowKernel) {
-	for t := range k {
-		k[t] = pick(l, rowKernels(quant.Type(t)))
-	}
-	return k
-}

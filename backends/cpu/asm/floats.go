@@ -1,8 +1,11 @@
 package main
 
 import (
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
 )
 
 // floats are the kernels of float rows: sixteen lanes, a multiply and an add
@@ -10,6 +13,165 @@ import (
 func floats() {
 	dotLanes("dotLanesAVX2", false)
 	dotLanes("dotLanesAVX512", true)
+	for _, wide := range []bool{false, true} {
+		for _, typ := range []string{"F32", "F16", "BF16"} {
+			rows := 2 // of eight lanes a register: the sums of more would not fit
+			if wide {
+				rows = 4
+			}
+			for _, f := range []floatTile{{rows: 1, n: 1}, {rows: 1, n: rows}, {rows: rows, n: 1}, {rows: rows, n: rows}} {
+				f.typ, f.wide = typ, wide
+				f.emit()
+			}
+		}
+	}
+}
+
+// The fields of floatArgs in backends/cpu/floats.go, eight bytes each.
+const (
+	floatW = 8 * iota
+	floatRowBytes
+	floatX
+	floatStride
+	floatRuns
+	floatY
+)
+
+// A floatTile multiplies some float rows by some positions: sixteen lanes for
+// each pair, in one register or two, each weight decoded and cleaned once.
+type floatTile struct {
+	typ     string
+	wide    bool
+	rows, n int
+}
+
+func (f floatTile) emit() {
+	level, regs := "AVX2", 2
+	if f.wide {
+		level, regs = "AVX512", 1
+	}
+	TEXT(fmt.Sprintf("floats%s_%dx%d%s", f.typ, f.rows, f.n, level), NOSPLIT, "func(a *floatArgs)")
+	args := Load(Param("a"), GP64()).(reg.GPVirtual)
+	field := func(at int) reg.GPVirtual {
+		g := GP64()
+		MOVQ(Mem{Base: args, Disp: at}, g)
+		return g
+	}
+	next := func(p reg.GPVirtual, stride reg.GPVirtual) reg.GPVirtual {
+		g := GP64()
+		LEAQ(Mem{Base: p, Index: stride, Scale: 1}, g)
+		return g
+	}
+	w, x := []reg.GPVirtual{field(floatW)}, []reg.GPVirtual{field(floatX)}
+	if f.rows > 1 {
+		s := field(floatRowBytes)
+		for len(w) < f.rows {
+			w = append(w, next(w[len(w)-1], s))
+		}
+	}
+	if f.n > 1 {
+		s := field(floatStride)
+		for len(x) < f.n {
+			x = append(x, next(x[len(x)-1], s))
+		}
+	}
+	acc := make([]vec, f.rows*f.n*regs)
+	for i := range acc {
+		if f.wide {
+			acc[i] = zero()
+		} else {
+			acc[i] = YMM()
+			VXORPS(acc[i], acc[i], acc[i])
+		}
+	}
+	size := map[string]int{"F32": 4, "F16": 2, "BF16": 2}[f.typ]
+	loop("run", field(floatRuns), 1, func() {
+		for r, w := range w {
+			if f.rows == 1 || f.n == 1 {
+				PREFETCHT0(Mem{Base: w, Disp: 4096})
+			}
+			for h := range regs {
+				v, keep := f.decode(Mem{Base: w, Disp: h * size * 8})
+				for j, x := range x {
+					f.multiply(v, keep, Mem{Base: x, Disp: 32 * h}, acc[(r*f.n+j)*regs+h])
+				}
+			}
+			ADDQ(Imm(uint64(16*size)), w)
+		}
+		for _, x := range x {
+			ADDQ(Imm(64), x)
+		}
+	})
+	y := field(floatY)
+	for i := range f.rows * f.n {
+		l, t := acc[i*regs], YMM()
+		if f.wide {
+			VEXTRACTF32X8(Imm(1), l, t)
+			VADDPS(t, l.AsY(), l.AsY())
+			VEXTRACTF32X4(Imm(1), l.AsY(), t.AsX())
+		} else {
+			VADDPS(acc[i*regs+1], l, l)
+			VEXTRACTF128(Imm(1), l.AsY(), t.AsX())
+		}
+		VADDPS(t.AsX(), l.AsX(), l.AsX())
+		VMOVHLPS(l.AsX(), l.AsX(), t.AsX())
+		VADDPS(t.AsX(), l.AsX(), l.AsX())
+		VMOVSHDUP(l.AsX(), t.AsX())
+		VADDSS(t.AsX(), l.AsX(), l.AsX())
+		VMOVSS(l.AsX(), Mem{Base: y, Disp: 4 * i})
+	}
+	VZEROUPPER()
+	RET()
+}
+
+// tiny is the bits of 2^-50.
+const tiny = (127 - 50) << 23
+
+// decode gives 16 or 8 weights as floats, and which of them count: those that
+// are not below 2^-50, as a mask, or, without masks, the others made 0.
+func (f floatTile) decode(m Mem) (v, keep reg.Register) {
+	v = YMM()
+	if f.wide {
+		v = ZMM()
+	}
+	switch f.typ {
+	case "F16": // nothing but 0 is below 2^-24
+		VCVTPH2PS(m, v)
+		return v, nil
+	case "BF16":
+		VPMOVZXWD(m, v)
+		VPSLLD(Imm(16), v, v)
+	default:
+		if f.wide {
+			VMOVDQU32(m, v)
+		} else {
+			VMOVDQU(m, v)
+		}
+	}
+	if f.wide {
+		t, k := ZMM(), K()
+		VPSLLD(Imm(1), v, t)
+		VPCMPUD(Imm(5), dwords(tiny<<1), t, k) // not less
+		return v, k
+	}
+	t := YMM()
+	VPAND(dwords(0x7fffffff), v, t)
+	VCMPPS(Imm(5), dwords(tiny), t, t) // not less, or unordered
+	VANDPS(t, v, v.(vec))
+	return v, nil
+}
+
+func (f floatTile) multiply(v, keep reg.Register, x Mem, acc vec) {
+	p := YMM()
+	if f.wide {
+		p = ZMM()
+	}
+	if keep != nil {
+		VMULPS_Z(x, v, keep, p)
+	} else {
+		VMULPS(x, v, p)
+	}
+	VADDPS(p, acc, acc)
 }
 
 // dotLanes: l[i%16] += w[i]*x[i]. The last len(w)%16 elements are left to a
