@@ -39,7 +39,7 @@ race:
 	CGO_ENABLED=1 $(GO) test -race $(BUILD) ./...
 
 # The groups of kernels, each a .s file and its stubs. ASM is where they go.
-KERNELS := floats rows512 tiles512
+KERNELS := floats rows256 rows512 tiles512
 ASM     ?= backends/cpu
 
 generate:

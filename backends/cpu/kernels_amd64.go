@@ -10,45 +10,49 @@ var dotLanesKernels = []kernel[func(l *[16]float32, w, x []float32)]{
 
 var sumRowsKernels = []kernel[func(y, terms *float32, rows, blocks int)]{
 	{Go, sumRows},
+	{AVX2, sumRowsAVX2},
 	{AVX512, sumRowsAVX512},
 }
 
 // rowKernels is the table of a type.
 func rowKernels(t quant.Type) []kernel[rowKernel] {
 	table := []kernel[rowKernel]{{level: Go}}
-	add := func(l Level, order codeOrder, sums sumForm, run func(*rowArgs)) {
-		table = append(table, kernel[rowKernel]{l, rowKernel{codeForm{order, sums}, run, false}})
+	add := func(sums sumForm, avx2 func(*rowArgs), order codeOrder, avx512 func(*rowArgs)) {
+		table = append(table,
+			kernel[rowKernel]{AVX2, rowKernel{codeForm{natural, sums}, avx2, false}},
+			kernel[rowKernel]{AVX512, rowKernel{codeForm{order, sums}, avx512, false}})
 	}
 	switch t {
 	case quant.Q8_0:
-		add(AVX512, natural, sumOf32, rowsQ8_0AVX512)
+		add(sumOf32, rowsQ8_0AVX2, natural, rowsQ8_0AVX512)
 	case quant.Q4_0:
-		add(AVX512, split32, sumOf32, rowsQ4_0AVX512)
+		add(sumOf32, rowsQ4_0AVX2, split32, rowsQ4_0AVX512)
 	case quant.Q4_1:
-		add(AVX512, split32, sumOf32, rowsQ4_1AVX512)
+		add(sumOf32, rowsQ4_1AVX2, split32, rowsQ4_1AVX512)
 	case quant.Q5_0:
-		add(AVX512, split32, sumOf32, rowsQ5_0AVX512)
+		add(sumOf32, rowsQ5_0AVX2, split32, rowsQ5_0AVX512)
 	case quant.Q5_1:
-		add(AVX512, split32, sumOf32, rowsQ5_1AVX512)
+		add(sumOf32, rowsQ5_1AVX2, split32, rowsQ5_1AVX512)
 	case quant.IQ4_NL:
-		add(AVX512, split32, sumOf32, rowsIQ4_NLAVX512)
+		add(sumOf32, rowsIQ4_NLAVX2, split32, rowsIQ4_NLAVX512)
 	case quant.MXFP4:
-		add(AVX512, split32, sumOf32, rowsMXFP4AVX512)
+		add(sumOf32, rowsMXFP4AVX2, split32, rowsMXFP4AVX512)
 	case quant.Q4_K:
-		add(AVX512, pairs32, sumsOf32, rowsQ4_KAVX512)
+		add(sumsOf32, rowsQ4_KAVX2, pairs32, rowsQ4_KAVX512)
 	case quant.Q5_K:
-		add(AVX512, pairs32, sumsOf32, rowsQ5_KAVX512)
+		add(sumsOf32, rowsQ5_KAVX2, pairs32, rowsQ5_KAVX512)
 	case quant.Q6_K:
-		add(AVX512, natural, sumsOf16, rowsQ6_KAVX512)
+		add(sumsOf16, rowsQ6_KAVX2, natural, rowsQ6_KAVX512)
 	case quant.Q3_K:
-		add(AVX512, natural, sumsOf16, rowsQ3_KAVX512)
+		add(sumsOf16, rowsQ3_KAVX2, natural, rowsQ3_KAVX512)
 	case quant.Q2_K:
-		add(AVX512, natural, sumsOf16, rowsQ2_KAVX512)
+		add(sumsOf16, rowsQ2_KAVX2, natural, rowsQ2_KAVX512)
 	case quant.IQ4_XS:
-		add(AVX512, split128, sumsOf16, rowsIQ4_XSAVX512)
+		add(sumsOf16, rowsIQ4_XSAVX2, split128, rowsIQ4_XSAVX512)
 	default:
 		if t.ActBlock() == 256 {
-			table = append(table, kernel[rowKernel]{AVX512, rowKernel{codeForm{natural, sumsOf16}, rowsBlockAVX512, true}})
+			add(sumsOf16, rowsBlockAVX2, natural, rowsBlockAVX512)
+			table[1].run.unpacked, table[2].run.unpacked = true, true
 		}
 	}
 	return table

@@ -13,44 +13,44 @@ TEXT ·rowsQ8_0AVX512(SB), NOSPLIT, $0-8
 	MOVQ      72(AX), BX
 
 group:
-	MOVQ         16(AX), SI
-	MOVQ         24(AX), DI
-	MOVQ         32(AX), R8
-	IMUL3Q       $+32, BX, R9
-	ADDQ         R9, SI
-	LEAQ         (DI)(BX*4), DI
-	LEAQ         (R8)(BX*4), R8
-	PREFETCHT0   4096(CX)
-	PREFETCHT0   4160(CX)
-	PREFETCHT0   4224(CX)
-	PREFETCHT0   4288(CX)
-	PREFETCHT0   4352(CX)
-	VMOVDQU32    2(CX), Y2
-	VINSERTI64X4 $0x01, 36(CX), Z2, Z2
-	VPXORD       Z0, Z2, Z2
-	VMOVDQU32    70(CX), Y3
-	VINSERTI64X4 $0x01, 104(CX), Z3, Z3
-	VPXORD       Z0, Z3, Z3
-	VMOVDQU32    138(CX), Y4
-	VINSERTI64X4 $0x01, 172(CX), Z4, Z4
-	VPXORD       Z0, Z4, Z4
-	VMOVDQU32    206(CX), Y5
-	VINSERTI64X4 $0x01, 240(CX), Z5, Z5
-	VPXORD       Z0, Z5, Z5
-	VPXORD       Z6, Z6, Z6
-	VPXORD       Z7, Z7, Z7
-	VPINSRW      $0x00, (CX), X6, X6
-	VPINSRW      $0x00, 136(CX), X7, X7
-	VPINSRW      $0x01, 34(CX), X6, X6
-	VPINSRW      $0x01, 170(CX), X7, X7
-	VPINSRW      $0x02, 68(CX), X6, X6
-	VPINSRW      $0x02, 204(CX), X7, X7
-	VPINSRW      $0x03, 102(CX), X6, X6
-	VPINSRW      $0x03, 238(CX), X7, X7
-	VPUNPCKLQDQ  X7, X6, X6
-	VCVTPH2PS    X6, Y6
-	MOVQ         88(AX), R9
-	MOVQ         DX, R10
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+32, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	PREFETCHT0      4288(CX)
+	PREFETCHT0      4352(CX)
+	VBROADCASTI64X4 2(CX), Z2
+	VINSERTI64X4    $0x01, 36(CX), Z2, Z2
+	VPXORD          Z0, Z2, Z2
+	VBROADCASTI64X4 70(CX), Z3
+	VINSERTI64X4    $0x01, 104(CX), Z3, Z3
+	VPXORD          Z0, Z3, Z3
+	VBROADCASTI64X4 138(CX), Z4
+	VINSERTI64X4    $0x01, 172(CX), Z4, Z4
+	VPXORD          Z0, Z4, Z4
+	VBROADCASTI64X4 206(CX), Z5
+	VINSERTI64X4    $0x01, 240(CX), Z5, Z5
+	VPXORD          Z0, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPINSRW         $0x00, (CX), X6, X6
+	VPINSRW         $0x00, 136(CX), X7, X7
+	VPINSRW         $0x01, 34(CX), X6, X6
+	VPINSRW         $0x01, 170(CX), X7, X7
+	VPINSRW         $0x02, 68(CX), X6, X6
+	VPINSRW         $0x02, 204(CX), X7, X7
+	VPINSRW         $0x03, 102(CX), X6, X6
+	VPINSRW         $0x03, 238(CX), X7, X7
+	VPUNPCKLQDQ     X7, X6, X6
+	VCVTPH2PS       X6, Y6
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
 
 position1:
 	VPXORD      Z7, Z7, Z7
@@ -127,44 +127,44 @@ TEXT ·rowsQ4_0AVX512(SB), NOSPLIT, $0-8
 	MOVQ      72(AX), BX
 
 group:
-	MOVQ         16(AX), SI
-	MOVQ         24(AX), DI
-	MOVQ         32(AX), R8
-	IMUL3Q       $+16, BX, R9
-	ADDQ         R9, SI
-	LEAQ         (DI)(BX*4), DI
-	LEAQ         (R8)(BX*4), R8
-	PREFETCHT0   4096(CX)
-	PREFETCHT0   4160(CX)
-	PREFETCHT0   4224(CX)
-	VMOVDQU32    2(CX), X2
-	VINSERTI32X4 $0x01, 20(CX), Z2, Z2
-	VINSERTI32X4 $0x02, 38(CX), Z2, Z2
-	VINSERTI32X4 $0x03, 56(CX), Z2, Z2
-	VPSRLW       $0x04, Z2, Z3
-	VPANDD       Z0, Z2, Z2
-	VPANDD       Z0, Z3, Z3
-	VMOVDQU32    74(CX), X4
-	VINSERTI32X4 $0x01, 92(CX), Z4, Z4
-	VINSERTI32X4 $0x02, 110(CX), Z4, Z4
-	VINSERTI32X4 $0x03, 128(CX), Z4, Z4
-	VPSRLW       $0x04, Z4, Z5
-	VPANDD       Z0, Z4, Z4
-	VPANDD       Z0, Z5, Z5
-	VPXORD       Z6, Z6, Z6
-	VPXORD       Z7, Z7, Z7
-	VPINSRW      $0x00, (CX), X6, X6
-	VPINSRW      $0x00, 72(CX), X7, X7
-	VPINSRW      $0x01, 18(CX), X6, X6
-	VPINSRW      $0x01, 90(CX), X7, X7
-	VPINSRW      $0x02, 36(CX), X6, X6
-	VPINSRW      $0x02, 108(CX), X7, X7
-	VPINSRW      $0x03, 54(CX), X6, X6
-	VPINSRW      $0x03, 126(CX), X7, X7
-	VPUNPCKLQDQ  X7, X6, X6
-	VCVTPH2PS    X6, Y6
-	MOVQ         88(AX), R9
-	MOVQ         DX, R10
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 2(CX), Z2
+	VINSERTI32X4    $0x01, 20(CX), Z2, Z2
+	VINSERTI32X4    $0x02, 38(CX), Z2, Z2
+	VINSERTI32X4    $0x03, 56(CX), Z2, Z2
+	VPSRLW          $0x04, Z2, Z3
+	VPANDD          Z0, Z2, Z2
+	VPANDD          Z0, Z3, Z3
+	VBROADCASTI32X4 74(CX), Z4
+	VINSERTI32X4    $0x01, 92(CX), Z4, Z4
+	VINSERTI32X4    $0x02, 110(CX), Z4, Z4
+	VINSERTI32X4    $0x03, 128(CX), Z4, Z4
+	VPSRLW          $0x04, Z4, Z5
+	VPANDD          Z0, Z4, Z4
+	VPANDD          Z0, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPINSRW         $0x00, (CX), X6, X6
+	VPINSRW         $0x00, 72(CX), X7, X7
+	VPINSRW         $0x01, 18(CX), X6, X6
+	VPINSRW         $0x01, 90(CX), X7, X7
+	VPINSRW         $0x02, 36(CX), X6, X6
+	VPINSRW         $0x02, 108(CX), X7, X7
+	VPINSRW         $0x03, 54(CX), X6, X6
+	VPINSRW         $0x03, 126(CX), X7, X7
+	VPUNPCKLQDQ     X7, X6, X6
+	VCVTPH2PS       X6, Y6
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
 
 position1:
 	MOVQ       120(AX), R11
@@ -234,56 +234,56 @@ TEXT ·rowsQ4_1AVX512(SB), NOSPLIT, $0-8
 	MOVQ      72(AX), BX
 
 group:
-	MOVQ         16(AX), SI
-	MOVQ         24(AX), DI
-	MOVQ         32(AX), R8
-	IMUL3Q       $+16, BX, R9
-	ADDQ         R9, SI
-	LEAQ         (DI)(BX*4), DI
-	LEAQ         (R8)(BX*4), R8
-	PREFETCHT0   4096(CX)
-	PREFETCHT0   4160(CX)
-	PREFETCHT0   4224(CX)
-	VMOVDQU32    4(CX), X2
-	VINSERTI32X4 $0x01, 24(CX), Z2, Z2
-	VINSERTI32X4 $0x02, 44(CX), Z2, Z2
-	VINSERTI32X4 $0x03, 64(CX), Z2, Z2
-	VPSRLW       $0x04, Z2, Z3
-	VPANDD       Z0, Z2, Z2
-	VPANDD       Z0, Z3, Z3
-	VMOVDQU32    84(CX), X4
-	VINSERTI32X4 $0x01, 104(CX), Z4, Z4
-	VINSERTI32X4 $0x02, 124(CX), Z4, Z4
-	VINSERTI32X4 $0x03, 144(CX), Z4, Z4
-	VPSRLW       $0x04, Z4, Z5
-	VPANDD       Z0, Z4, Z4
-	VPANDD       Z0, Z5, Z5
-	VPXORD       Z6, Z6, Z6
-	VPXORD       Z7, Z7, Z7
-	VPINSRW      $0x00, (CX), X6, X6
-	VPINSRW      $0x00, 80(CX), X7, X7
-	VPINSRW      $0x01, 20(CX), X6, X6
-	VPINSRW      $0x01, 100(CX), X7, X7
-	VPINSRW      $0x02, 40(CX), X6, X6
-	VPINSRW      $0x02, 120(CX), X7, X7
-	VPINSRW      $0x03, 60(CX), X6, X6
-	VPINSRW      $0x03, 140(CX), X7, X7
-	VPUNPCKLQDQ  X7, X6, X6
-	VCVTPH2PS    X6, Y6
-	VPXORD       Z7, Z7, Z7
-	VPXORD       Z8, Z8, Z8
-	VPINSRW      $0x00, 2(CX), X7, X7
-	VPINSRW      $0x00, 82(CX), X8, X8
-	VPINSRW      $0x01, 22(CX), X7, X7
-	VPINSRW      $0x01, 102(CX), X8, X8
-	VPINSRW      $0x02, 42(CX), X7, X7
-	VPINSRW      $0x02, 122(CX), X8, X8
-	VPINSRW      $0x03, 62(CX), X7, X7
-	VPINSRW      $0x03, 142(CX), X8, X8
-	VPUNPCKLQDQ  X8, X7, X7
-	VCVTPH2PS    X7, Y7
-	MOVQ         88(AX), R9
-	MOVQ         DX, R10
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 4(CX), Z2
+	VINSERTI32X4    $0x01, 24(CX), Z2, Z2
+	VINSERTI32X4    $0x02, 44(CX), Z2, Z2
+	VINSERTI32X4    $0x03, 64(CX), Z2, Z2
+	VPSRLW          $0x04, Z2, Z3
+	VPANDD          Z0, Z2, Z2
+	VPANDD          Z0, Z3, Z3
+	VBROADCASTI32X4 84(CX), Z4
+	VINSERTI32X4    $0x01, 104(CX), Z4, Z4
+	VINSERTI32X4    $0x02, 124(CX), Z4, Z4
+	VINSERTI32X4    $0x03, 144(CX), Z4, Z4
+	VPSRLW          $0x04, Z4, Z5
+	VPANDD          Z0, Z4, Z4
+	VPANDD          Z0, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPINSRW         $0x00, (CX), X6, X6
+	VPINSRW         $0x00, 80(CX), X7, X7
+	VPINSRW         $0x01, 20(CX), X6, X6
+	VPINSRW         $0x01, 100(CX), X7, X7
+	VPINSRW         $0x02, 40(CX), X6, X6
+	VPINSRW         $0x02, 120(CX), X7, X7
+	VPINSRW         $0x03, 60(CX), X6, X6
+	VPINSRW         $0x03, 140(CX), X7, X7
+	VPUNPCKLQDQ     X7, X6, X6
+	VCVTPH2PS       X6, Y6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPINSRW         $0x00, 2(CX), X7, X7
+	VPINSRW         $0x00, 82(CX), X8, X8
+	VPINSRW         $0x01, 22(CX), X7, X7
+	VPINSRW         $0x01, 102(CX), X8, X8
+	VPINSRW         $0x02, 42(CX), X7, X7
+	VPINSRW         $0x02, 122(CX), X8, X8
+	VPINSRW         $0x03, 62(CX), X7, X7
+	VPINSRW         $0x03, 142(CX), X8, X8
+	VPUNPCKLQDQ     X8, X7, X7
+	VCVTPH2PS       X7, Y7
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
 
 position1:
 	MOVQ       120(AX), R11
@@ -336,48 +336,48 @@ TEXT ·rowsIQ4_NLAVX512(SB), NOSPLIT, $0-8
 	MOVQ      72(AX), BX
 
 group:
-	MOVQ         16(AX), SI
-	MOVQ         24(AX), DI
-	MOVQ         32(AX), R8
-	IMUL3Q       $+16, BX, R9
-	ADDQ         R9, SI
-	LEAQ         (DI)(BX*4), DI
-	LEAQ         (R8)(BX*4), R8
-	PREFETCHT0   4096(CX)
-	PREFETCHT0   4160(CX)
-	PREFETCHT0   4224(CX)
-	VMOVDQU32    2(CX), X3
-	VINSERTI32X4 $0x01, 20(CX), Z3, Z3
-	VINSERTI32X4 $0x02, 38(CX), Z3, Z3
-	VINSERTI32X4 $0x03, 56(CX), Z3, Z3
-	VPSRLW       $0x04, Z3, Z4
-	VPANDD       Z0, Z3, Z3
-	VPANDD       Z0, Z4, Z4
-	VMOVDQU32    74(CX), X5
-	VINSERTI32X4 $0x01, 92(CX), Z5, Z5
-	VINSERTI32X4 $0x02, 110(CX), Z5, Z5
-	VINSERTI32X4 $0x03, 128(CX), Z5, Z5
-	VPSRLW       $0x04, Z5, Z6
-	VPANDD       Z0, Z5, Z5
-	VPANDD       Z0, Z6, Z6
-	VPSHUFB      Z3, Z1, Z3
-	VPSHUFB      Z4, Z1, Z4
-	VPSHUFB      Z5, Z1, Z5
-	VPSHUFB      Z6, Z1, Z6
-	VPXORD       Z7, Z7, Z7
-	VPXORD       Z8, Z8, Z8
-	VPINSRW      $0x00, (CX), X7, X7
-	VPINSRW      $0x00, 72(CX), X8, X8
-	VPINSRW      $0x01, 18(CX), X7, X7
-	VPINSRW      $0x01, 90(CX), X8, X8
-	VPINSRW      $0x02, 36(CX), X7, X7
-	VPINSRW      $0x02, 108(CX), X8, X8
-	VPINSRW      $0x03, 54(CX), X7, X7
-	VPINSRW      $0x03, 126(CX), X8, X8
-	VPUNPCKLQDQ  X8, X7, X7
-	VCVTPH2PS    X7, Y7
-	MOVQ         88(AX), R9
-	MOVQ         DX, R10
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 2(CX), Z3
+	VINSERTI32X4    $0x01, 20(CX), Z3, Z3
+	VINSERTI32X4    $0x02, 38(CX), Z3, Z3
+	VINSERTI32X4    $0x03, 56(CX), Z3, Z3
+	VPSRLW          $0x04, Z3, Z4
+	VPANDD          Z0, Z3, Z3
+	VPANDD          Z0, Z4, Z4
+	VBROADCASTI32X4 74(CX), Z5
+	VINSERTI32X4    $0x01, 92(CX), Z5, Z5
+	VINSERTI32X4    $0x02, 110(CX), Z5, Z5
+	VINSERTI32X4    $0x03, 128(CX), Z5, Z5
+	VPSRLW          $0x04, Z5, Z6
+	VPANDD          Z0, Z5, Z5
+	VPANDD          Z0, Z6, Z6
+	VPSHUFB         Z3, Z1, Z3
+	VPSHUFB         Z4, Z1, Z4
+	VPSHUFB         Z5, Z1, Z5
+	VPSHUFB         Z6, Z1, Z6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPINSRW         $0x00, (CX), X7, X7
+	VPINSRW         $0x00, 72(CX), X8, X8
+	VPINSRW         $0x01, 18(CX), X7, X7
+	VPINSRW         $0x01, 90(CX), X8, X8
+	VPINSRW         $0x02, 36(CX), X7, X7
+	VPINSRW         $0x02, 108(CX), X8, X8
+	VPINSRW         $0x03, 54(CX), X7, X7
+	VPINSRW         $0x03, 126(CX), X8, X8
+	VPUNPCKLQDQ     X8, X7, X7
+	VCVTPH2PS       X7, Y7
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
 
 position1:
 	MOVQ       120(AX), R11
@@ -438,49 +438,49 @@ TEXT ·rowsMXFP4AVX512(SB), NOSPLIT, $0-8
 	MOVQ      72(AX), BX
 
 group:
-	MOVQ         16(AX), SI
-	MOVQ         24(AX), DI
-	MOVQ         32(AX), R8
-	IMUL3Q       $+16, BX, R9
-	ADDQ         R9, SI
-	LEAQ         (DI)(BX*4), DI
-	LEAQ         (R8)(BX*4), R8
-	PREFETCHT0   4096(CX)
-	PREFETCHT0   4160(CX)
-	PREFETCHT0   4224(CX)
-	VMOVDQU32    1(CX), X3
-	VINSERTI32X4 $0x01, 18(CX), Z3, Z3
-	VINSERTI32X4 $0x02, 35(CX), Z3, Z3
-	VINSERTI32X4 $0x03, 52(CX), Z3, Z3
-	VPSRLW       $0x04, Z3, Z4
-	VPANDD       Z0, Z3, Z3
-	VPANDD       Z0, Z4, Z4
-	VMOVDQU32    69(CX), X5
-	VINSERTI32X4 $0x01, 86(CX), Z5, Z5
-	VINSERTI32X4 $0x02, 103(CX), Z5, Z5
-	VINSERTI32X4 $0x03, 120(CX), Z5, Z5
-	VPSRLW       $0x04, Z5, Z6
-	VPANDD       Z0, Z5, Z5
-	VPANDD       Z0, Z6, Z6
-	VPSHUFB      Z3, Z1, Z3
-	VPSHUFB      Z4, Z1, Z4
-	VPSHUFB      Z5, Z1, Z5
-	VPSHUFB      Z6, Z1, Z6
-	VPXORD       Z7, Z7, Z7
-	VPINSRB      $0x00, (CX), X7, X7
-	VPINSRB      $0x01, 17(CX), X7, X7
-	VPINSRB      $0x02, 34(CX), X7, X7
-	VPINSRB      $0x03, 51(CX), X7, X7
-	VPINSRB      $0x04, 68(CX), X7, X7
-	VPINSRB      $0x05, 85(CX), X7, X7
-	VPINSRB      $0x06, 102(CX), X7, X7
-	VPINSRB      $0x07, 119(CX), X7, X7
-	VPMOVZXBD    X7, Y7
-	VPCMPUD      $0x05, constant6<>+0(SB), Y7, K1
-	VPSUBD       constant7<>+0(SB), Y7, Y7
-	VPSLLD.Z     $0x17, Y7, K1, Y7
-	MOVQ         88(AX), R9
-	MOVQ         DX, R10
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 1(CX), Z3
+	VINSERTI32X4    $0x01, 18(CX), Z3, Z3
+	VINSERTI32X4    $0x02, 35(CX), Z3, Z3
+	VINSERTI32X4    $0x03, 52(CX), Z3, Z3
+	VPSRLW          $0x04, Z3, Z4
+	VPANDD          Z0, Z3, Z3
+	VPANDD          Z0, Z4, Z4
+	VBROADCASTI32X4 69(CX), Z5
+	VINSERTI32X4    $0x01, 86(CX), Z5, Z5
+	VINSERTI32X4    $0x02, 103(CX), Z5, Z5
+	VINSERTI32X4    $0x03, 120(CX), Z5, Z5
+	VPSRLW          $0x04, Z5, Z6
+	VPANDD          Z0, Z5, Z5
+	VPANDD          Z0, Z6, Z6
+	VPSHUFB         Z3, Z1, Z3
+	VPSHUFB         Z4, Z1, Z4
+	VPSHUFB         Z5, Z1, Z5
+	VPSHUFB         Z6, Z1, Z6
+	VPXORD          Z7, Z7, Z7
+	VPINSRB         $0x00, (CX), X7, X7
+	VPINSRB         $0x01, 17(CX), X7, X7
+	VPINSRB         $0x02, 34(CX), X7, X7
+	VPINSRB         $0x03, 51(CX), X7, X7
+	VPINSRB         $0x04, 68(CX), X7, X7
+	VPINSRB         $0x05, 85(CX), X7, X7
+	VPINSRB         $0x06, 102(CX), X7, X7
+	VPINSRB         $0x07, 119(CX), X7, X7
+	VPMOVZXBD       X7, Y7
+	VPCMPUD         $0x05, constant6<>+0(SB), Y7, K1
+	VPSUBD          constant7<>+0(SB), Y7, Y7
+	VPSLLD.Z        $0x17, Y7, K1, Y7
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
 
 position1:
 	MOVQ       120(AX), R11
@@ -564,85 +564,85 @@ TEXT ·rowsQ5_0AVX512(SB), NOSPLIT, $0-8
 	MOVQ      72(AX), BX
 
 group:
-	MOVQ         16(AX), SI
-	MOVQ         24(AX), DI
-	MOVQ         32(AX), R8
-	IMUL3Q       $+16, BX, R9
-	ADDQ         R9, SI
-	LEAQ         (DI)(BX*4), DI
-	LEAQ         (R8)(BX*4), R8
-	PREFETCHT0   4096(CX)
-	PREFETCHT0   4160(CX)
-	PREFETCHT0   4224(CX)
-	VMOVDQU32    6(CX), X6
-	VINSERTI32X4 $0x01, 28(CX), Z6, Z6
-	VINSERTI32X4 $0x02, 50(CX), Z6, Z6
-	VINSERTI32X4 $0x03, 72(CX), Z6, Z6
-	VPSRLW       $0x04, Z6, Z7
-	VPANDD       Z0, Z6, Z6
-	VPANDD       Z0, Z7, Z7
-	VMOVDQU32    94(CX), X8
-	VINSERTI32X4 $0x01, 116(CX), Z8, Z8
-	VINSERTI32X4 $0x02, 138(CX), Z8, Z8
-	VINSERTI32X4 $0x03, 160(CX), Z8, Z8
-	VPSRLW       $0x04, Z8, Z9
-	VPANDD       Z0, Z8, Z8
-	VPANDD       Z0, Z9, Z9
-	VMOVDQU32    2(CX), X10
-	VINSERTI32X4 $0x01, 24(CX), Z10, Z10
-	VINSERTI32X4 $0x02, 46(CX), Z10, Z10
-	VINSERTI32X4 $0x03, 68(CX), Z10, Z10
-	VPSHUFB      Z1, Z10, Z11
-	VPTESTMB     Z3, Z11, K1
-	VPADDB       Z4, Z6, K1, Z6
-	VPSHUFB      Z2, Z10, Z11
-	VPTESTMB     Z3, Z11, K1
-	VPADDB       Z4, Z7, K1, Z7
-	VMOVDQU32    90(CX), X12
-	VINSERTI32X4 $0x01, 112(CX), Z12, Z12
-	VINSERTI32X4 $0x02, 134(CX), Z12, Z12
-	VINSERTI32X4 $0x03, 156(CX), Z12, Z12
-	VPSHUFB      Z1, Z12, Z11
-	VPTESTMB     Z3, Z11, K1
-	VPADDB       Z4, Z8, K1, Z8
-	VPSHUFB      Z2, Z12, Z11
-	VPTESTMB     Z3, Z11, K1
-	VPADDB       Z4, Z9, K1, Z9
-	VPXORD       Z11, Z11, Z11
-	VPXORD       Z13, Z13, Z13
-	VPINSRW      $0x00, (CX), X11, X11
-	VPINSRW      $0x00, 88(CX), X13, X13
-	VPINSRW      $0x01, 22(CX), X11, X11
-	VPINSRW      $0x01, 110(CX), X13, X13
-	VPINSRW      $0x02, 44(CX), X11, X11
-	VPINSRW      $0x02, 132(CX), X13, X13
-	VPINSRW      $0x03, 66(CX), X11, X11
-	VPINSRW      $0x03, 154(CX), X13, X13
-	VPUNPCKLQDQ  X13, X11, X11
-	VCVTPH2PS    X11, Y11
-	MOVQ         88(AX), R9
-	MOVQ         DX, R10
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 6(CX), Z6
+	VINSERTI32X4    $0x01, 28(CX), Z6, Z6
+	VINSERTI32X4    $0x02, 50(CX), Z6, Z6
+	VINSERTI32X4    $0x03, 72(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VBROADCASTI32X4 94(CX), Z8
+	VINSERTI32X4    $0x01, 116(CX), Z8, Z8
+	VINSERTI32X4    $0x02, 138(CX), Z8, Z8
+	VINSERTI32X4    $0x03, 160(CX), Z8, Z8
+	VPSRLW          $0x04, Z8, Z9
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z9, Z9
+	VBROADCASTI32X4 2(CX), Z10
+	VINSERTI32X4    $0x01, 24(CX), Z10, Z10
+	VINSERTI32X4    $0x02, 46(CX), Z10, Z10
+	VINSERTI32X4    $0x03, 68(CX), Z10, Z10
+	VPSHUFB         Z1, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z6, K1, Z6
+	VPSHUFB         Z2, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z7, K1, Z7
+	VBROADCASTI32X4 90(CX), Z10
+	VINSERTI32X4    $0x01, 112(CX), Z10, Z10
+	VINSERTI32X4    $0x02, 134(CX), Z10, Z10
+	VINSERTI32X4    $0x03, 156(CX), Z10, Z10
+	VPSHUFB         Z1, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z8, K1, Z8
+	VPSHUFB         Z2, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z9, K1, Z9
+	VPXORD          Z10, Z10, Z10
+	VPXORD          Z11, Z11, Z11
+	VPINSRW         $0x00, (CX), X10, X10
+	VPINSRW         $0x00, 88(CX), X11, X11
+	VPINSRW         $0x01, 22(CX), X10, X10
+	VPINSRW         $0x01, 110(CX), X11, X11
+	VPINSRW         $0x02, 44(CX), X10, X10
+	VPINSRW         $0x02, 132(CX), X11, X11
+	VPINSRW         $0x03, 66(CX), X10, X10
+	VPINSRW         $0x03, 154(CX), X11, X11
+	VPUNPCKLQDQ     X11, X10, X10
+	VCVTPH2PS       X10, Y10
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
 
 position1:
 	MOVQ       120(AX), R11
-	VPXORD     Z13, Z13, Z13
-	VPDPBUSD   (SI), Z6, Z13
-	VPDPBUSD   (SI)(R11*1), Z7, Z13
-	VPXORD     Z14, Z14, Z14
-	VPDPBUSD   64(SI), Z8, Z14
-	VPDPBUSD   64(SI)(R11*1), Z9, Z14
-	VPUNPCKLDQ Z14, Z13, Z15
-	VPUNPCKHDQ Z14, Z13, Z13
-	VPADDD     Z13, Z15, Z15
-	VPSHUFD    $0x4e, Z15, Z13
-	VPADDD     Z13, Z15, Z15
-	VPERMD     Z15, Z5, Z15
-	VPSLLD     $0x04, (R8), Y13
-	VPSUBD     Y13, Y15, Y15
-	VCVTDQ2PS  Y15, Y15
-	VMULPS     Y11, Y15, Y15
-	VMULPS     (DI), Y15, Y15
-	VMOVUPS    Y15, (R10)
+	VPXORD     Z11, Z11, Z11
+	VPDPBUSD   (SI), Z6, Z11
+	VPDPBUSD   (SI)(R11*1), Z7, Z11
+	VPXORD     Z12, Z12, Z12
+	VPDPBUSD   64(SI), Z8, Z12
+	VPDPBUSD   64(SI)(R11*1), Z9, Z12
+	VPUNPCKLDQ Z12, Z11, Z13
+	VPUNPCKHDQ Z12, Z11, Z11
+	VPADDD     Z11, Z13, Z13
+	VPSHUFD    $0x4e, Z13, Z11
+	VPADDD     Z11, Z13, Z13
+	VPERMD     Z13, Z5, Z13
+	VPSLLD     $0x04, (R8), Y11
+	VPSUBD     Y11, Y13, Y13
+	VCVTDQ2PS  Y13, Y13
+	VMULPS     Y10, Y13, Y13
+	VMULPS     (DI), Y13, Y13
+	VMOVUPS    Y13, (R10)
 	ADDQ       40(AX), SI
 	ADDQ       48(AX), DI
 	ADDQ       56(AX), R8
@@ -715,99 +715,99 @@ TEXT ·rowsQ5_1AVX512(SB), NOSPLIT, $0-8
 	MOVQ      72(AX), BX
 
 group:
-	MOVQ         16(AX), SI
-	MOVQ         24(AX), DI
-	MOVQ         32(AX), R8
-	IMUL3Q       $+16, BX, R9
-	ADDQ         R9, SI
-	LEAQ         (DI)(BX*4), DI
-	LEAQ         (R8)(BX*4), R8
-	PREFETCHT0   4096(CX)
-	PREFETCHT0   4160(CX)
-	PREFETCHT0   4224(CX)
-	VMOVDQU32    8(CX), X6
-	VINSERTI32X4 $0x01, 32(CX), Z6, Z6
-	VINSERTI32X4 $0x02, 56(CX), Z6, Z6
-	VINSERTI32X4 $0x03, 80(CX), Z6, Z6
-	VPSRLW       $0x04, Z6, Z7
-	VPANDD       Z0, Z6, Z6
-	VPANDD       Z0, Z7, Z7
-	VMOVDQU32    104(CX), X8
-	VINSERTI32X4 $0x01, 128(CX), Z8, Z8
-	VINSERTI32X4 $0x02, 152(CX), Z8, Z8
-	VINSERTI32X4 $0x03, 176(CX), Z8, Z8
-	VPSRLW       $0x04, Z8, Z9
-	VPANDD       Z0, Z8, Z8
-	VPANDD       Z0, Z9, Z9
-	VMOVDQU32    4(CX), X10
-	VINSERTI32X4 $0x01, 28(CX), Z10, Z10
-	VINSERTI32X4 $0x02, 52(CX), Z10, Z10
-	VINSERTI32X4 $0x03, 76(CX), Z10, Z10
-	VPSHUFB      Z1, Z10, Z11
-	VPTESTMB     Z3, Z11, K1
-	VPADDB       Z4, Z6, K1, Z6
-	VPSHUFB      Z2, Z10, Z11
-	VPTESTMB     Z3, Z11, K1
-	VPADDB       Z4, Z7, K1, Z7
-	VMOVDQU32    100(CX), X12
-	VINSERTI32X4 $0x01, 124(CX), Z12, Z12
-	VINSERTI32X4 $0x02, 148(CX), Z12, Z12
-	VINSERTI32X4 $0x03, 172(CX), Z12, Z12
-	VPSHUFB      Z1, Z12, Z11
-	VPTESTMB     Z3, Z11, K1
-	VPADDB       Z4, Z8, K1, Z8
-	VPSHUFB      Z2, Z12, Z11
-	VPTESTMB     Z3, Z11, K1
-	VPADDB       Z4, Z9, K1, Z9
-	VPXORD       Z11, Z11, Z11
-	VPXORD       Z13, Z13, Z13
-	VPINSRW      $0x00, (CX), X11, X11
-	VPINSRW      $0x00, 96(CX), X13, X13
-	VPINSRW      $0x01, 24(CX), X11, X11
-	VPINSRW      $0x01, 120(CX), X13, X13
-	VPINSRW      $0x02, 48(CX), X11, X11
-	VPINSRW      $0x02, 144(CX), X13, X13
-	VPINSRW      $0x03, 72(CX), X11, X11
-	VPINSRW      $0x03, 168(CX), X13, X13
-	VPUNPCKLQDQ  X13, X11, X11
-	VCVTPH2PS    X11, Y11
-	VPXORD       Z13, Z13, Z13
-	VPXORD       Z14, Z14, Z14
-	VPINSRW      $0x00, 2(CX), X13, X13
-	VPINSRW      $0x00, 98(CX), X14, X14
-	VPINSRW      $0x01, 26(CX), X13, X13
-	VPINSRW      $0x01, 122(CX), X14, X14
-	VPINSRW      $0x02, 50(CX), X13, X13
-	VPINSRW      $0x02, 146(CX), X14, X14
-	VPINSRW      $0x03, 74(CX), X13, X13
-	VPINSRW      $0x03, 170(CX), X14, X14
-	VPUNPCKLQDQ  X14, X13, X13
-	VCVTPH2PS    X13, Y13
-	MOVQ         88(AX), R9
-	MOVQ         DX, R10
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 8(CX), Z6
+	VINSERTI32X4    $0x01, 32(CX), Z6, Z6
+	VINSERTI32X4    $0x02, 56(CX), Z6, Z6
+	VINSERTI32X4    $0x03, 80(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VBROADCASTI32X4 104(CX), Z8
+	VINSERTI32X4    $0x01, 128(CX), Z8, Z8
+	VINSERTI32X4    $0x02, 152(CX), Z8, Z8
+	VINSERTI32X4    $0x03, 176(CX), Z8, Z8
+	VPSRLW          $0x04, Z8, Z9
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z9, Z9
+	VBROADCASTI32X4 4(CX), Z10
+	VINSERTI32X4    $0x01, 28(CX), Z10, Z10
+	VINSERTI32X4    $0x02, 52(CX), Z10, Z10
+	VINSERTI32X4    $0x03, 76(CX), Z10, Z10
+	VPSHUFB         Z1, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z6, K1, Z6
+	VPSHUFB         Z2, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z7, K1, Z7
+	VBROADCASTI32X4 100(CX), Z10
+	VINSERTI32X4    $0x01, 124(CX), Z10, Z10
+	VINSERTI32X4    $0x02, 148(CX), Z10, Z10
+	VINSERTI32X4    $0x03, 172(CX), Z10, Z10
+	VPSHUFB         Z1, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z8, K1, Z8
+	VPSHUFB         Z2, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z9, K1, Z9
+	VPXORD          Z10, Z10, Z10
+	VPXORD          Z11, Z11, Z11
+	VPINSRW         $0x00, (CX), X10, X10
+	VPINSRW         $0x00, 96(CX), X11, X11
+	VPINSRW         $0x01, 24(CX), X10, X10
+	VPINSRW         $0x01, 120(CX), X11, X11
+	VPINSRW         $0x02, 48(CX), X10, X10
+	VPINSRW         $0x02, 144(CX), X11, X11
+	VPINSRW         $0x03, 72(CX), X10, X10
+	VPINSRW         $0x03, 168(CX), X11, X11
+	VPUNPCKLQDQ     X11, X10, X10
+	VCVTPH2PS       X10, Y10
+	VPXORD          Z11, Z11, Z11
+	VPXORD          Z12, Z12, Z12
+	VPINSRW         $0x00, 2(CX), X11, X11
+	VPINSRW         $0x00, 98(CX), X12, X12
+	VPINSRW         $0x01, 26(CX), X11, X11
+	VPINSRW         $0x01, 122(CX), X12, X12
+	VPINSRW         $0x02, 50(CX), X11, X11
+	VPINSRW         $0x02, 146(CX), X12, X12
+	VPINSRW         $0x03, 74(CX), X11, X11
+	VPINSRW         $0x03, 170(CX), X12, X12
+	VPUNPCKLQDQ     X12, X11, X11
+	VCVTPH2PS       X11, Y11
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
 
 position1:
 	MOVQ       120(AX), R11
-	VPXORD     Z14, Z14, Z14
-	VPDPBUSD   (SI), Z6, Z14
-	VPDPBUSD   (SI)(R11*1), Z7, Z14
-	VPXORD     Z15, Z15, Z15
-	VPDPBUSD   64(SI), Z8, Z15
-	VPDPBUSD   64(SI)(R11*1), Z9, Z15
-	VPUNPCKLDQ Z15, Z14, Z16
-	VPUNPCKHDQ Z15, Z14, Z14
-	VPADDD     Z14, Z16, Z16
-	VPSHUFD    $0x4e, Z16, Z14
-	VPADDD     Z14, Z16, Z16
-	VPERMD     Z16, Z5, Z16
-	VMOVDQU32  (R8), Y14
-	VCVTDQ2PS  Y16, Y16
-	VMULPS     Y11, Y16, Y16
+	VPXORD     Z12, Z12, Z12
+	VPDPBUSD   (SI), Z6, Z12
+	VPDPBUSD   (SI)(R11*1), Z7, Z12
+	VPXORD     Z13, Z13, Z13
+	VPDPBUSD   64(SI), Z8, Z13
+	VPDPBUSD   64(SI)(R11*1), Z9, Z13
+	VPUNPCKLDQ Z13, Z12, Z14
+	VPUNPCKHDQ Z13, Z12, Z12
+	VPADDD     Z12, Z14, Z14
+	VPSHUFD    $0x4e, Z14, Z12
+	VPADDD     Z12, Z14, Z14
+	VPERMD     Z14, Z5, Z14
+	VMOVDQU32  (R8), Y12
 	VCVTDQ2PS  Y14, Y14
-	VMULPS     Y13, Y14, Y14
-	VADDPS     Y14, Y16, Y16
-	VMULPS     (DI), Y16, Y16
-	VMOVUPS    Y16, (R10)
+	VMULPS     Y10, Y14, Y14
+	VCVTDQ2PS  Y12, Y12
+	VMULPS     Y11, Y12, Y12
+	VADDPS     Y12, Y14, Y14
+	VMULPS     (DI), Y14, Y14
+	VMOVUPS    Y14, (R10)
 	ADDQ       40(AX), SI
 	ADDQ       48(AX), DI
 	ADDQ       56(AX), R8
@@ -854,7 +854,7 @@ group:
 	ADDQ            R9, R8
 	MOVQ            112(AX), R9
 	VPXORD          Z10, Z10, Z10
-	VMOVDQU32       (CX), X11
+	VBROADCASTI32X4 (CX), Z11
 	VINSERTI32X4    $0x01, 144(CX), Z11, Z11
 	VINSERTI32X4    $0x02, 288(CX), Z11, Z11
 	VINSERTI32X4    $0x03, 432(CX), Z11, Z11
@@ -866,61 +866,61 @@ group:
 	VPTERNLOGD      $0xf8, Z13, Z7, Z12
 	VMOVDQU32       Z12, 4096(R9)
 	VPUNPCKHBW      Z10, Z12, Z12
-	VMOVDQU32       576(CX), X14
-	VINSERTI32X4    $0x01, 720(CX), Z14, Z14
-	VINSERTI32X4    $0x02, 864(CX), Z14, Z14
-	VINSERTI32X4    $0x03, 1008(CX), Z14, Z14
-	VPSHUFD         $0xed, Z14, Z13
-	VPSHUFD         $0xa5, Z14, Z15
-	VPSRLVD         Z5, Z13, Z13
+	VBROADCASTI32X4 576(CX), Z13
+	VINSERTI32X4    $0x01, 720(CX), Z13, Z13
+	VINSERTI32X4    $0x02, 864(CX), Z13, Z13
+	VINSERTI32X4    $0x03, 1008(CX), Z13, Z13
+	VPSHUFD         $0xed, Z13, Z14
+	VPSHUFD         $0xa5, Z13, Z15
+	VPSRLVD         Z5, Z14, Z14
 	VPSRLD          $0x02, Z15, Z15
-	VPANDD          Z6, Z13, Z13
-	VPTERNLOGD      $0xf8, Z15, Z7, Z13
-	VMOVDQU32       Z13, 4160(R9)
-	VPUNPCKHBW      Z10, Z13, Z10
-	VPERMT2D        Z14, Z8, Z11
+	VPANDD          Z6, Z14, Z14
+	VPTERNLOGD      $0xf8, Z15, Z7, Z14
+	VMOVDQU32       Z14, 4160(R9)
+	VPUNPCKHBW      Z10, Z14, Z10
+	VPERMT2D        Z13, Z8, Z11
 	VPMOVDW         Y11, X14
 	VCVTPH2PS       X14, Y13
 	VPSRLD          $0x10, Y11, Y11
 	VPMOVDW         Y11, X14
-	VCVTPH2PS       X14, Y15
+	VCVTPH2PS       X14, Y11
 	PREFETCHT0      4096(CX)
 	PREFETCHT0      4160(CX)
 	PREFETCHT0      4224(CX)
-	VMOVDQU32       16(CX), Z16
+	VMOVDQU32       16(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       80(CX), Z16
 	VPSRLW          $0x04, Z16, Z17
 	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
-	VMOVDQU32       80(CX), Z18
-	VPSRLW          $0x04, Z18, Z19
-	VPANDD          Z0, Z18, Z18
-	VPANDD          Z0, Z19, Z19
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4096(R9), Z20
-	VPSHUFB         Z1, Z20, Z21
-	VPSHUFB         Z2, Z20, Z22
-	VPSHUFB         Z3, Z20, Z23
-	VPSHUFB         Z4, Z20, Z20
+	VBROADCASTI32X4 4096(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part1:
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        (R9), Z16, Z25
-	VPDPWSSD        Z25, Z21, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        64(R9), Z17, Z25
-	VPDPWSSD        Z25, Z22, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        128(R9), Z18, Z25
-	VPDPWSSD        Z25, Z23, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        192(R9), Z19, Z25
-	VPDPWSSD        Z25, Z20, Z24
-	VMOVDQU32       Z24, (R12)
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        (R9), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        64(R9), Z15, Z23
+	VPDPWSSD        Z23, Z20, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        128(R9), Z16, Z23
+	VPDPWSSD        Z23, Z21, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        192(R9), Z17, Z23
+	VPDPWSSD        Z23, Z18, Z22
+	VMOVDQU32       Z22, (R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -928,40 +928,40 @@ part1:
 	JNZ             part1
 	PREFETCHT0      4288(CX)
 	PREFETCHT0      4352(CX)
-	VMOVDQU32       160(CX), Z16
+	VMOVDQU32       160(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       224(CX), Z16
 	VPSRLW          $0x04, Z16, Z17
 	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
-	VMOVDQU32       224(CX), Z18
-	VPSRLW          $0x04, Z18, Z19
-	VPANDD          Z0, Z18, Z18
-	VPANDD          Z0, Z19, Z19
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4112(R9), Z20
-	VPSHUFB         Z1, Z20, Z21
-	VPSHUFB         Z2, Z20, Z22
-	VPSHUFB         Z3, Z20, Z23
-	VPSHUFB         Z4, Z20, Z20
+	VBROADCASTI32X4 4112(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part2:
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        256(R9), Z16, Z25
-	VPDPWSSD        Z25, Z21, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        320(R9), Z17, Z25
-	VPDPWSSD        Z25, Z22, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        384(R9), Z18, Z25
-	VPDPWSSD        Z25, Z23, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        448(R9), Z19, Z25
-	VPDPWSSD        Z25, Z20, Z24
-	VMOVDQU32       Z24, 64(R12)
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        256(R9), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        320(R9), Z15, Z23
+	VPDPWSSD        Z23, Z20, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        384(R9), Z16, Z23
+	VPDPWSSD        Z23, Z21, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        448(R9), Z17, Z23
+	VPDPWSSD        Z23, Z18, Z22
+	VMOVDQU32       Z22, 64(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -969,40 +969,40 @@ part2:
 	JNZ             part2
 	PREFETCHT0      4416(CX)
 	PREFETCHT0      4480(CX)
-	VMOVDQU32       304(CX), Z16
+	VMOVDQU32       304(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       368(CX), Z16
 	VPSRLW          $0x04, Z16, Z17
 	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
-	VMOVDQU32       368(CX), Z18
-	VPSRLW          $0x04, Z18, Z19
-	VPANDD          Z0, Z18, Z18
-	VPANDD          Z0, Z19, Z19
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4128(R9), Z20
-	VPSHUFB         Z1, Z20, Z21
-	VPSHUFB         Z2, Z20, Z22
-	VPSHUFB         Z3, Z20, Z23
-	VPSHUFB         Z4, Z20, Z20
+	VBROADCASTI32X4 4128(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part3:
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        512(R9), Z16, Z25
-	VPDPWSSD        Z25, Z21, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        576(R9), Z17, Z25
-	VPDPWSSD        Z25, Z22, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        640(R9), Z18, Z25
-	VPDPWSSD        Z25, Z23, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        704(R9), Z19, Z25
-	VPDPWSSD        Z25, Z20, Z24
-	VMOVDQU32       Z24, 128(R12)
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        512(R9), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        576(R9), Z15, Z23
+	VPDPWSSD        Z23, Z20, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        640(R9), Z16, Z23
+	VPDPWSSD        Z23, Z21, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        704(R9), Z17, Z23
+	VPDPWSSD        Z23, Z18, Z22
+	VMOVDQU32       Z22, 128(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1010,40 +1010,40 @@ part3:
 	JNZ             part3
 	PREFETCHT0      4544(CX)
 	PREFETCHT0      4608(CX)
-	VMOVDQU32       448(CX), Z16
+	VMOVDQU32       448(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       512(CX), Z16
 	VPSRLW          $0x04, Z16, Z17
 	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
-	VMOVDQU32       512(CX), Z18
-	VPSRLW          $0x04, Z18, Z19
-	VPANDD          Z0, Z18, Z18
-	VPANDD          Z0, Z19, Z19
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4144(R9), Z20
-	VPSHUFB         Z1, Z20, Z21
-	VPSHUFB         Z2, Z20, Z22
-	VPSHUFB         Z3, Z20, Z23
-	VPSHUFB         Z4, Z20, Z20
+	VBROADCASTI32X4 4144(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part4:
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        768(R9), Z16, Z25
-	VPDPWSSD        Z25, Z21, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        832(R9), Z17, Z25
-	VPDPWSSD        Z25, Z22, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        896(R9), Z18, Z25
-	VPDPWSSD        Z25, Z23, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        960(R9), Z19, Z25
-	VPDPWSSD        Z25, Z20, Z24
-	VMOVDQU32       Z24, 192(R12)
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        768(R9), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        832(R9), Z15, Z23
+	VPDPWSSD        Z23, Z20, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        896(R9), Z16, Z23
+	VPDPWSSD        Z23, Z21, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        960(R9), Z17, Z23
+	VPDPWSSD        Z23, Z18, Z22
+	VMOVDQU32       Z22, 192(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1052,40 +1052,40 @@ part4:
 	PREFETCHT0      4672(CX)
 	PREFETCHT0      4736(CX)
 	PREFETCHT0      4800(CX)
-	VMOVDQU32       592(CX), Z16
+	VMOVDQU32       592(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       656(CX), Z16
 	VPSRLW          $0x04, Z16, Z17
 	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
-	VMOVDQU32       656(CX), Z18
-	VPSRLW          $0x04, Z18, Z19
-	VPANDD          Z0, Z18, Z18
-	VPANDD          Z0, Z19, Z19
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4160(R9), Z20
-	VPSHUFB         Z1, Z20, Z21
-	VPSHUFB         Z2, Z20, Z22
-	VPSHUFB         Z3, Z20, Z23
-	VPSHUFB         Z4, Z20, Z20
+	VBROADCASTI32X4 4160(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part5:
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1024(R9), Z16, Z25
-	VPDPWSSD        Z25, Z21, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1088(R9), Z17, Z25
-	VPDPWSSD        Z25, Z22, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1152(R9), Z18, Z25
-	VPDPWSSD        Z25, Z23, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1216(R9), Z19, Z25
-	VPDPWSSD        Z25, Z20, Z24
-	VMOVDQU32       Z24, 256(R12)
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1024(R9), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1088(R9), Z15, Z23
+	VPDPWSSD        Z23, Z20, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1152(R9), Z16, Z23
+	VPDPWSSD        Z23, Z21, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1216(R9), Z17, Z23
+	VPDPWSSD        Z23, Z18, Z22
+	VMOVDQU32       Z22, 256(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1093,40 +1093,40 @@ part5:
 	JNZ             part5
 	PREFETCHT0      4864(CX)
 	PREFETCHT0      4928(CX)
-	VMOVDQU32       736(CX), Z16
+	VMOVDQU32       736(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       800(CX), Z16
 	VPSRLW          $0x04, Z16, Z17
 	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
-	VMOVDQU32       800(CX), Z18
-	VPSRLW          $0x04, Z18, Z19
-	VPANDD          Z0, Z18, Z18
-	VPANDD          Z0, Z19, Z19
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4176(R9), Z20
-	VPSHUFB         Z1, Z20, Z21
-	VPSHUFB         Z2, Z20, Z22
-	VPSHUFB         Z3, Z20, Z23
-	VPSHUFB         Z4, Z20, Z20
+	VBROADCASTI32X4 4176(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part6:
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1280(R9), Z16, Z25
-	VPDPWSSD        Z25, Z21, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1344(R9), Z17, Z25
-	VPDPWSSD        Z25, Z22, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1408(R9), Z18, Z25
-	VPDPWSSD        Z25, Z23, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1472(R9), Z19, Z25
-	VPDPWSSD        Z25, Z20, Z24
-	VMOVDQU32       Z24, 320(R12)
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1280(R9), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1344(R9), Z15, Z23
+	VPDPWSSD        Z23, Z20, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1408(R9), Z16, Z23
+	VPDPWSSD        Z23, Z21, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1472(R9), Z17, Z23
+	VPDPWSSD        Z23, Z18, Z22
+	VMOVDQU32       Z22, 320(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1134,40 +1134,40 @@ part6:
 	JNZ             part6
 	PREFETCHT0      4992(CX)
 	PREFETCHT0      5056(CX)
-	VMOVDQU32       880(CX), Z16
+	VMOVDQU32       880(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       944(CX), Z16
 	VPSRLW          $0x04, Z16, Z17
 	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
-	VMOVDQU32       944(CX), Z18
-	VPSRLW          $0x04, Z18, Z19
-	VPANDD          Z0, Z18, Z18
-	VPANDD          Z0, Z19, Z19
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4192(R9), Z20
-	VPSHUFB         Z1, Z20, Z21
-	VPSHUFB         Z2, Z20, Z22
-	VPSHUFB         Z3, Z20, Z23
-	VPSHUFB         Z4, Z20, Z20
+	VBROADCASTI32X4 4192(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part7:
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1536(R9), Z16, Z25
-	VPDPWSSD        Z25, Z21, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1600(R9), Z17, Z25
-	VPDPWSSD        Z25, Z22, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1664(R9), Z18, Z25
-	VPDPWSSD        Z25, Z23, Z24
-	VPXORD          Z25, Z25, Z25
-	VPDPBUSD        1728(R9), Z19, Z25
-	VPDPWSSD        Z25, Z20, Z24
-	VMOVDQU32       Z24, 384(R12)
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1536(R9), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1600(R9), Z15, Z23
+	VPDPWSSD        Z23, Z20, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1664(R9), Z16, Z23
+	VPDPWSSD        Z23, Z21, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1728(R9), Z17, Z23
+	VPDPWSSD        Z23, Z18, Z22
+	VMOVDQU32       Z22, 384(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1175,40 +1175,40 @@ part7:
 	JNZ             part7
 	PREFETCHT0      5120(CX)
 	PREFETCHT0      5184(CX)
-	VMOVDQU32       1024(CX), Z16
+	VMOVDQU32       1024(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       1088(CX), Z16
 	VPSRLW          $0x04, Z16, Z17
 	VPANDD          Z0, Z16, Z16
 	VPANDD          Z0, Z17, Z17
-	VMOVDQU32       1088(CX), Z18
-	VPSRLW          $0x04, Z18, Z19
-	VPANDD          Z0, Z18, Z18
-	VPANDD          Z0, Z19, Z19
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4208(R9), Z20
-	VPSHUFB         Z1, Z20, Z21
-	VPSHUFB         Z2, Z20, Z22
-	VPSHUFB         Z3, Z20, Z23
-	VPSHUFB         Z4, Z20, Z20
+	VBROADCASTI32X4 4208(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part8:
-	VPXORD    Z24, Z24, Z24
-	VPXORD    Z25, Z25, Z25
-	VPDPBUSD  1792(R9), Z16, Z25
-	VPDPWSSD  Z25, Z21, Z24
-	VPXORD    Z25, Z25, Z25
-	VPDPBUSD  1856(R9), Z17, Z25
-	VPDPWSSD  Z25, Z22, Z24
-	VPXORD    Z25, Z25, Z25
-	VPDPBUSD  1920(R9), Z18, Z25
-	VPDPWSSD  Z25, Z23, Z24
-	VPXORD    Z25, Z25, Z25
-	VPDPBUSD  1984(R9), Z19, Z25
-	VPDPWSSD  Z25, Z20, Z24
-	VMOVDQU32 Z24, 448(R12)
+	VPXORD    Z22, Z22, Z22
+	VPXORD    Z23, Z23, Z23
+	VPDPBUSD  1792(R9), Z14, Z23
+	VPDPWSSD  Z23, Z19, Z22
+	VPXORD    Z23, Z23, Z23
+	VPDPBUSD  1856(R9), Z15, Z23
+	VPDPWSSD  Z23, Z20, Z22
+	VPXORD    Z23, Z23, Z23
+	VPDPBUSD  1920(R9), Z16, Z23
+	VPDPWSSD  Z23, Z21, Z22
+	VPXORD    Z23, Z23, Z23
+	VPDPBUSD  1984(R9), Z17, Z23
+	VPDPWSSD  Z23, Z18, Z22
+	VMOVDQU32 Z22, 448(R12)
 	ADDQ      $+512, R12
 	ADDQ      40(AX), R9
 	ADDQ      56(AX), R10
@@ -1219,54 +1219,54 @@ part8:
 	MOVQ      DX, R11
 
 position9:
-	VMOVDQU32   (R9), Z16
-	VMOVDQU32   64(R9), Z17
-	VMOVDQU32   128(R9), Z18
-	VMOVDQU32   192(R9), Z19
-	VMOVDQU32   256(R9), Z20
-	VMOVDQU32   320(R9), Z21
-	VMOVDQU32   384(R9), Z22
-	VMOVDQU32   448(R9), Z23
+	VMOVDQU32   (R9), Z14
+	VMOVDQU32   64(R9), Z15
+	VMOVDQU32   128(R9), Z16
+	VMOVDQU32   192(R9), Z17
+	VMOVDQU32   256(R9), Z18
+	VMOVDQU32   320(R9), Z19
+	VMOVDQU32   384(R9), Z20
+	VMOVDQU32   448(R9), Z21
 	ADDQ        $+512, R9
-	VPUNPCKLDQ  Z17, Z16, Z24
-	VPUNPCKHDQ  Z17, Z16, Z16
-	VPADDD      Z16, Z24, Z24
-	VPUNPCKLDQ  Z19, Z18, Z16
-	VPUNPCKHDQ  Z19, Z18, Z17
-	VPADDD      Z17, Z16, Z16
-	VPUNPCKLQDQ Z16, Z24, Z17
-	VPUNPCKHQDQ Z16, Z24, Z16
-	VPADDD      Z16, Z17, Z17
+	VPUNPCKLDQ  Z15, Z14, Z22
+	VPUNPCKHDQ  Z15, Z14, Z14
+	VPADDD      Z14, Z22, Z22
+	VPUNPCKLDQ  Z17, Z16, Z14
+	VPUNPCKHDQ  Z17, Z16, Z15
+	VPADDD      Z15, Z14, Z14
+	VPUNPCKLQDQ Z14, Z22, Z15
+	VPUNPCKHQDQ Z14, Z22, Z14
+	VPADDD      Z14, Z15, Z15
+	VPUNPCKLDQ  Z19, Z18, Z14
+	VPUNPCKHDQ  Z19, Z18, Z16
+	VPADDD      Z16, Z14, Z14
 	VPUNPCKLDQ  Z21, Z20, Z16
-	VPUNPCKHDQ  Z21, Z20, Z18
-	VPADDD      Z18, Z16, Z16
-	VPUNPCKLDQ  Z23, Z22, Z18
-	VPUNPCKHDQ  Z23, Z22, Z19
-	VPADDD      Z19, Z18, Z18
-	VPUNPCKLQDQ Z18, Z16, Z19
-	VPUNPCKHQDQ Z18, Z16, Z16
-	VPADDD      Z16, Z19, Z19
-	VSHUFI32X4  $0x44, Z19, Z17, Z16
-	VSHUFI32X4  $0xee, Z19, Z17, Z17
+	VPUNPCKHDQ  Z21, Z20, Z17
 	VPADDD      Z17, Z16, Z16
-	VSHUFI32X4  $0x08, Z16, Z16, Z17
-	VSHUFI32X4  $0x0d, Z16, Z16, Z16
-	VPADDD      Y16, Y17, Y17
-	VPMADDWD    (R8), Z12, Z16
-	VPMADDWD    64(R8), Z10, Z18
-	VPUNPCKLDQ  Z18, Z16, Z19
-	VPUNPCKHDQ  Z18, Z16, Z16
-	VPADDD      Z16, Z19, Z19
-	VPSHUFD     $0x4e, Z19, Z16
-	VPADDD      Z16, Z19, Z19
-	VPERMD      Z19, Z9, Z19
+	VPUNPCKLQDQ Z16, Z14, Z17
+	VPUNPCKHQDQ Z16, Z14, Z14
+	VPADDD      Z14, Z17, Z17
+	VSHUFI32X4  $0x44, Z17, Z15, Z14
+	VSHUFI32X4  $0xee, Z17, Z15, Z15
+	VPADDD      Z15, Z14, Z14
+	VSHUFI32X4  $0x08, Z14, Z14, Z15
+	VSHUFI32X4  $0x0d, Z14, Z14, Z14
+	VPADDD      Y14, Y15, Y15
+	VPMADDWD    (R8), Z12, Z14
+	VPMADDWD    64(R8), Z10, Z16
+	VPUNPCKLDQ  Z16, Z14, Z17
+	VPUNPCKHDQ  Z16, Z14, Z14
+	VPADDD      Z14, Z17, Z17
+	VPSHUFD     $0x4e, Z17, Z14
+	VPADDD      Z14, Z17, Z17
+	VPERMD      Z17, Z9, Z17
+	VCVTDQ2PS   Y15, Y15
+	VMULPS      Y13, Y15, Y15
 	VCVTDQ2PS   Y17, Y17
-	VMULPS      Y13, Y17, Y17
-	VCVTDQ2PS   Y19, Y19
-	VMULPS      Y15, Y19, Y19
-	VSUBPS      Y19, Y17, Y17
-	VMULPS      (DI), Y17, Y17
-	VMOVUPS     Y17, (R11)
+	VMULPS      Y11, Y17, Y17
+	VSUBPS      Y17, Y15, Y15
+	VMULPS      (DI), Y15, Y15
+	VMOVUPS     Y15, (R11)
 	ADDQ        40(AX), SI
 	ADDQ        48(AX), DI
 	ADDQ        56(AX), R8
@@ -1398,7 +1398,7 @@ group:
 	ADDQ            R9, R8
 	MOVQ            112(AX), R9
 	VPXORD          Z15, Z15, Z15
-	VMOVDQU32       (CX), X16
+	VBROADCASTI32X4 (CX), Z16
 	VINSERTI32X4    $0x01, 176(CX), Z16, Z16
 	VINSERTI32X4    $0x02, 352(CX), Z16, Z16
 	VINSERTI32X4    $0x03, 528(CX), Z16, Z16
@@ -1410,70 +1410,70 @@ group:
 	VPTERNLOGD      $0xf8, Z18, Z12, Z17
 	VMOVDQU32       Z17, 4096(R9)
 	VPUNPCKHBW      Z15, Z17, Z17
-	VMOVDQU32       704(CX), X19
-	VINSERTI32X4    $0x01, 880(CX), Z19, Z19
-	VINSERTI32X4    $0x02, 1056(CX), Z19, Z19
-	VINSERTI32X4    $0x03, 1232(CX), Z19, Z19
-	VPSHUFD         $0xed, Z19, Z18
-	VPSHUFD         $0xa5, Z19, Z20
-	VPSRLVD         Z10, Z18, Z18
+	VBROADCASTI32X4 704(CX), Z18
+	VINSERTI32X4    $0x01, 880(CX), Z18, Z18
+	VINSERTI32X4    $0x02, 1056(CX), Z18, Z18
+	VINSERTI32X4    $0x03, 1232(CX), Z18, Z18
+	VPSHUFD         $0xed, Z18, Z19
+	VPSHUFD         $0xa5, Z18, Z20
+	VPSRLVD         Z10, Z19, Z19
 	VPSRLD          $0x02, Z20, Z20
-	VPANDD          Z11, Z18, Z18
-	VPTERNLOGD      $0xf8, Z20, Z12, Z18
-	VMOVDQU32       Z18, 4160(R9)
-	VPUNPCKHBW      Z15, Z18, Z15
-	VPERMT2D        Z19, Z13, Z16
+	VPANDD          Z11, Z19, Z19
+	VPTERNLOGD      $0xf8, Z20, Z12, Z19
+	VMOVDQU32       Z19, 4160(R9)
+	VPUNPCKHBW      Z15, Z19, Z15
+	VPERMT2D        Z18, Z13, Z16
 	VPMOVDW         Y16, X19
 	VCVTPH2PS       X19, Y18
 	VPSRLD          $0x10, Y16, Y16
 	VPMOVDW         Y16, X19
-	VCVTPH2PS       X19, Y20
+	VCVTPH2PS       X19, Y16
 	PREFETCHT0      4096(CX)
 	PREFETCHT0      4160(CX)
 	PREFETCHT0      4224(CX)
-	VMOVDQU32       48(CX), Z21
+	VMOVDQU32       48(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       112(CX), Z21
 	VPSRLW          $0x04, Z21, Z22
 	VPANDD          Z0, Z21, Z21
 	VPANDD          Z0, Z22, Z22
-	VMOVDQU32       112(CX), Z23
-	VPSRLW          $0x04, Z23, Z24
-	VPANDD          Z0, Z23, Z23
-	VPANDD          Z0, Z24, Z24
-	VBROADCASTI64X4 16(CX), Z25
-	VPROLVQ         Z2, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z21
-	VPROLVQ         Z4, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z22
-	VPROLVQ         Z6, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z23
-	VPROLVQ         Z8, Z25, Z25
-	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	VBROADCASTI64X4 16(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4096(R9), Z25
-	VPSHUFB         Z1, Z25, Z26
-	VPSHUFB         Z3, Z25, Z27
-	VPSHUFB         Z5, Z25, Z28
-	VPSHUFB         Z7, Z25, Z25
+	VBROADCASTI32X4 4096(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part1:
-	VPXORD          Z29, Z29, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        (R9), Z21, Z30
-	VPDPWSSD        Z30, Z26, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        64(R9), Z22, Z30
-	VPDPWSSD        Z30, Z27, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        128(R9), Z23, Z30
-	VPDPWSSD        Z30, Z28, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        192(R9), Z24, Z30
-	VPDPWSSD        Z30, Z25, Z29
-	VMOVDQU32       Z29, (R12)
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        (R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        64(R9), Z20, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        128(R9), Z21, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        192(R9), Z22, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VMOVDQU32       Z27, (R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1482,49 +1482,49 @@ part1:
 	PREFETCHT0      4288(CX)
 	PREFETCHT0      4352(CX)
 	PREFETCHT0      4416(CX)
-	VMOVDQU32       224(CX), Z21
+	VMOVDQU32       224(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       288(CX), Z21
 	VPSRLW          $0x04, Z21, Z22
 	VPANDD          Z0, Z21, Z21
 	VPANDD          Z0, Z22, Z22
-	VMOVDQU32       288(CX), Z23
-	VPSRLW          $0x04, Z23, Z24
-	VPANDD          Z0, Z23, Z23
-	VPANDD          Z0, Z24, Z24
-	VBROADCASTI64X4 192(CX), Z25
-	VPROLVQ         Z2, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z21
-	VPROLVQ         Z4, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z22
-	VPROLVQ         Z6, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z23
-	VPROLVQ         Z8, Z25, Z25
-	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	VBROADCASTI64X4 192(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4112(R9), Z25
-	VPSHUFB         Z1, Z25, Z26
-	VPSHUFB         Z3, Z25, Z27
-	VPSHUFB         Z5, Z25, Z28
-	VPSHUFB         Z7, Z25, Z25
+	VBROADCASTI32X4 4112(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part2:
-	VPXORD          Z29, Z29, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        256(R9), Z21, Z30
-	VPDPWSSD        Z30, Z26, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        320(R9), Z22, Z30
-	VPDPWSSD        Z30, Z27, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        384(R9), Z23, Z30
-	VPDPWSSD        Z30, Z28, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        448(R9), Z24, Z30
-	VPDPWSSD        Z30, Z25, Z29
-	VMOVDQU32       Z29, 64(R12)
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        256(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        320(R9), Z20, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        384(R9), Z21, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        448(R9), Z22, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VMOVDQU32       Z27, 64(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1533,49 +1533,49 @@ part2:
 	PREFETCHT0      4480(CX)
 	PREFETCHT0      4544(CX)
 	PREFETCHT0      4608(CX)
-	VMOVDQU32       400(CX), Z21
+	VMOVDQU32       400(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       464(CX), Z21
 	VPSRLW          $0x04, Z21, Z22
 	VPANDD          Z0, Z21, Z21
 	VPANDD          Z0, Z22, Z22
-	VMOVDQU32       464(CX), Z23
-	VPSRLW          $0x04, Z23, Z24
-	VPANDD          Z0, Z23, Z23
-	VPANDD          Z0, Z24, Z24
-	VBROADCASTI64X4 368(CX), Z25
-	VPROLVQ         Z2, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z21
-	VPROLVQ         Z4, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z22
-	VPROLVQ         Z6, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z23
-	VPROLVQ         Z8, Z25, Z25
-	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	VBROADCASTI64X4 368(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4128(R9), Z25
-	VPSHUFB         Z1, Z25, Z26
-	VPSHUFB         Z3, Z25, Z27
-	VPSHUFB         Z5, Z25, Z28
-	VPSHUFB         Z7, Z25, Z25
+	VBROADCASTI32X4 4128(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part3:
-	VPXORD          Z29, Z29, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        512(R9), Z21, Z30
-	VPDPWSSD        Z30, Z26, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        576(R9), Z22, Z30
-	VPDPWSSD        Z30, Z27, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        640(R9), Z23, Z30
-	VPDPWSSD        Z30, Z28, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        704(R9), Z24, Z30
-	VPDPWSSD        Z30, Z25, Z29
-	VMOVDQU32       Z29, 128(R12)
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        512(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        576(R9), Z20, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        640(R9), Z21, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        704(R9), Z22, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VMOVDQU32       Z27, 128(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1583,49 +1583,49 @@ part3:
 	JNZ             part3
 	PREFETCHT0      4672(CX)
 	PREFETCHT0      4736(CX)
-	VMOVDQU32       576(CX), Z21
+	VMOVDQU32       576(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       640(CX), Z21
 	VPSRLW          $0x04, Z21, Z22
 	VPANDD          Z0, Z21, Z21
 	VPANDD          Z0, Z22, Z22
-	VMOVDQU32       640(CX), Z23
-	VPSRLW          $0x04, Z23, Z24
-	VPANDD          Z0, Z23, Z23
-	VPANDD          Z0, Z24, Z24
-	VBROADCASTI64X4 544(CX), Z25
-	VPROLVQ         Z2, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z21
-	VPROLVQ         Z4, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z22
-	VPROLVQ         Z6, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z23
-	VPROLVQ         Z8, Z25, Z25
-	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	VBROADCASTI64X4 544(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4144(R9), Z25
-	VPSHUFB         Z1, Z25, Z26
-	VPSHUFB         Z3, Z25, Z27
-	VPSHUFB         Z5, Z25, Z28
-	VPSHUFB         Z7, Z25, Z25
+	VBROADCASTI32X4 4144(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part4:
-	VPXORD          Z29, Z29, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        768(R9), Z21, Z30
-	VPDPWSSD        Z30, Z26, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        832(R9), Z22, Z30
-	VPDPWSSD        Z30, Z27, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        896(R9), Z23, Z30
-	VPDPWSSD        Z30, Z28, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        960(R9), Z24, Z30
-	VPDPWSSD        Z30, Z25, Z29
-	VMOVDQU32       Z29, 192(R12)
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        768(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        832(R9), Z20, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        896(R9), Z21, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        960(R9), Z22, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VMOVDQU32       Z27, 192(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1634,49 +1634,49 @@ part4:
 	PREFETCHT0      4800(CX)
 	PREFETCHT0      4864(CX)
 	PREFETCHT0      4928(CX)
-	VMOVDQU32       752(CX), Z21
+	VMOVDQU32       752(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       816(CX), Z21
 	VPSRLW          $0x04, Z21, Z22
 	VPANDD          Z0, Z21, Z21
 	VPANDD          Z0, Z22, Z22
-	VMOVDQU32       816(CX), Z23
-	VPSRLW          $0x04, Z23, Z24
-	VPANDD          Z0, Z23, Z23
-	VPANDD          Z0, Z24, Z24
-	VBROADCASTI64X4 720(CX), Z25
-	VPROLVQ         Z2, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z21
-	VPROLVQ         Z4, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z22
-	VPROLVQ         Z6, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z23
-	VPROLVQ         Z8, Z25, Z25
-	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	VBROADCASTI64X4 720(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4160(R9), Z25
-	VPSHUFB         Z1, Z25, Z26
-	VPSHUFB         Z3, Z25, Z27
-	VPSHUFB         Z5, Z25, Z28
-	VPSHUFB         Z7, Z25, Z25
+	VBROADCASTI32X4 4160(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part5:
-	VPXORD          Z29, Z29, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1024(R9), Z21, Z30
-	VPDPWSSD        Z30, Z26, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1088(R9), Z22, Z30
-	VPDPWSSD        Z30, Z27, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1152(R9), Z23, Z30
-	VPDPWSSD        Z30, Z28, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1216(R9), Z24, Z30
-	VPDPWSSD        Z30, Z25, Z29
-	VMOVDQU32       Z29, 256(R12)
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1024(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1088(R9), Z20, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1152(R9), Z21, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1216(R9), Z22, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VMOVDQU32       Z27, 256(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1685,49 +1685,49 @@ part5:
 	PREFETCHT0      4992(CX)
 	PREFETCHT0      5056(CX)
 	PREFETCHT0      5120(CX)
-	VMOVDQU32       928(CX), Z21
+	VMOVDQU32       928(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       992(CX), Z21
 	VPSRLW          $0x04, Z21, Z22
 	VPANDD          Z0, Z21, Z21
 	VPANDD          Z0, Z22, Z22
-	VMOVDQU32       992(CX), Z23
-	VPSRLW          $0x04, Z23, Z24
-	VPANDD          Z0, Z23, Z23
-	VPANDD          Z0, Z24, Z24
-	VBROADCASTI64X4 896(CX), Z25
-	VPROLVQ         Z2, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z21
-	VPROLVQ         Z4, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z22
-	VPROLVQ         Z6, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z23
-	VPROLVQ         Z8, Z25, Z25
-	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	VBROADCASTI64X4 896(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4176(R9), Z25
-	VPSHUFB         Z1, Z25, Z26
-	VPSHUFB         Z3, Z25, Z27
-	VPSHUFB         Z5, Z25, Z28
-	VPSHUFB         Z7, Z25, Z25
+	VBROADCASTI32X4 4176(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part6:
-	VPXORD          Z29, Z29, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1280(R9), Z21, Z30
-	VPDPWSSD        Z30, Z26, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1344(R9), Z22, Z30
-	VPDPWSSD        Z30, Z27, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1408(R9), Z23, Z30
-	VPDPWSSD        Z30, Z28, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1472(R9), Z24, Z30
-	VPDPWSSD        Z30, Z25, Z29
-	VMOVDQU32       Z29, 320(R12)
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1280(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1344(R9), Z20, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1408(R9), Z21, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1472(R9), Z22, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VMOVDQU32       Z27, 320(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1736,49 +1736,49 @@ part6:
 	PREFETCHT0      5184(CX)
 	PREFETCHT0      5248(CX)
 	PREFETCHT0      5312(CX)
-	VMOVDQU32       1104(CX), Z21
+	VMOVDQU32       1104(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       1168(CX), Z21
 	VPSRLW          $0x04, Z21, Z22
 	VPANDD          Z0, Z21, Z21
 	VPANDD          Z0, Z22, Z22
-	VMOVDQU32       1168(CX), Z23
-	VPSRLW          $0x04, Z23, Z24
-	VPANDD          Z0, Z23, Z23
-	VPANDD          Z0, Z24, Z24
-	VBROADCASTI64X4 1072(CX), Z25
-	VPROLVQ         Z2, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z21
-	VPROLVQ         Z4, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z22
-	VPROLVQ         Z6, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z23
-	VPROLVQ         Z8, Z25, Z25
-	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	VBROADCASTI64X4 1072(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4192(R9), Z25
-	VPSHUFB         Z1, Z25, Z26
-	VPSHUFB         Z3, Z25, Z27
-	VPSHUFB         Z5, Z25, Z28
-	VPSHUFB         Z7, Z25, Z25
+	VBROADCASTI32X4 4192(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part7:
-	VPXORD          Z29, Z29, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1536(R9), Z21, Z30
-	VPDPWSSD        Z30, Z26, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1600(R9), Z22, Z30
-	VPDPWSSD        Z30, Z27, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1664(R9), Z23, Z30
-	VPDPWSSD        Z30, Z28, Z29
-	VPXORD          Z30, Z30, Z30
-	VPDPBUSD        1728(R9), Z24, Z30
-	VPDPWSSD        Z30, Z25, Z29
-	VMOVDQU32       Z29, 384(R12)
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1536(R9), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1600(R9), Z20, Z28
+	VPDPWSSD        Z28, Z25, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1664(R9), Z21, Z28
+	VPDPWSSD        Z28, Z26, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1728(R9), Z22, Z28
+	VPDPWSSD        Z28, Z23, Z27
+	VMOVDQU32       Z27, 384(R12)
 	ADDQ            $+512, R12
 	ADDQ            40(AX), R9
 	ADDQ            56(AX), R10
@@ -1786,49 +1786,49 @@ part7:
 	JNZ             part7
 	PREFETCHT0      5376(CX)
 	PREFETCHT0      5440(CX)
-	VMOVDQU32       1280(CX), Z21
+	VMOVDQU32       1280(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       1344(CX), Z21
 	VPSRLW          $0x04, Z21, Z22
 	VPANDD          Z0, Z21, Z21
 	VPANDD          Z0, Z22, Z22
-	VMOVDQU32       1344(CX), Z23
-	VPSRLW          $0x04, Z23, Z24
-	VPANDD          Z0, Z23, Z23
-	VPANDD          Z0, Z24, Z24
-	VBROADCASTI64X4 1248(CX), Z25
-	VPROLVQ         Z2, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z21
-	VPROLVQ         Z4, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z22
-	VPROLVQ         Z6, Z25, Z26
-	VPTERNLOGD      $0xf8, Z26, Z9, Z23
-	VPROLVQ         Z8, Z25, Z25
-	VPTERNLOGD      $0xf8, Z25, Z9, Z24
+	VBROADCASTI64X4 1248(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
 	MOVQ            112(AX), R9
-	VBROADCASTI32X4 4208(R9), Z25
-	VPSHUFB         Z1, Z25, Z26
-	VPSHUFB         Z3, Z25, Z27
-	VPSHUFB         Z5, Z25, Z28
-	VPSHUFB         Z7, Z25, Z25
+	VBROADCASTI32X4 4208(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
 	MOVQ            112(AX), R12
 	MOVQ            SI, R9
 	MOVQ            R8, R10
 	MOVQ            88(AX), R11
 
 part8:
-	VPXORD    Z29, Z29, Z29
-	VPXORD    Z30, Z30, Z30
-	VPDPBUSD  1792(R9), Z21, Z30
-	VPDPWSSD  Z30, Z26, Z29
-	VPXORD    Z30, Z30, Z30
-	VPDPBUSD  1856(R9), Z22, Z30
-	VPDPWSSD  Z30, Z27, Z29
-	VPXORD    Z30, Z30, Z30
-	VPDPBUSD  1920(R9), Z23, Z30
-	VPDPWSSD  Z30, Z28, Z29
-	VPXORD    Z30, Z30, Z30
-	VPDPBUSD  1984(R9), Z24, Z30
-	VPDPWSSD  Z30, Z25, Z29
-	VMOVDQU32 Z29, 448(R12)
+	VPXORD    Z27, Z27, Z27
+	VPXORD    Z28, Z28, Z28
+	VPDPBUSD  1792(R9), Z19, Z28
+	VPDPWSSD  Z28, Z24, Z27
+	VPXORD    Z28, Z28, Z28
+	VPDPBUSD  1856(R9), Z20, Z28
+	VPDPWSSD  Z28, Z25, Z27
+	VPXORD    Z28, Z28, Z28
+	VPDPBUSD  1920(R9), Z21, Z28
+	VPDPWSSD  Z28, Z26, Z27
+	VPXORD    Z28, Z28, Z28
+	VPDPBUSD  1984(R9), Z22, Z28
+	VPDPWSSD  Z28, Z23, Z27
+	VMOVDQU32 Z27, 448(R12)
 	ADDQ      $+512, R12
 	ADDQ      40(AX), R9
 	ADDQ      56(AX), R10
@@ -1839,54 +1839,54 @@ part8:
 	MOVQ      DX, R11
 
 position9:
-	VMOVDQU32   (R9), Z21
-	VMOVDQU32   64(R9), Z22
-	VMOVDQU32   128(R9), Z23
-	VMOVDQU32   192(R9), Z24
-	VMOVDQU32   256(R9), Z25
-	VMOVDQU32   320(R9), Z26
-	VMOVDQU32   384(R9), Z27
-	VMOVDQU32   448(R9), Z28
+	VMOVDQU32   (R9), Z19
+	VMOVDQU32   64(R9), Z20
+	VMOVDQU32   128(R9), Z21
+	VMOVDQU32   192(R9), Z22
+	VMOVDQU32   256(R9), Z23
+	VMOVDQU32   320(R9), Z24
+	VMOVDQU32   384(R9), Z25
+	VMOVDQU32   448(R9), Z26
 	ADDQ        $+512, R9
-	VPUNPCKLDQ  Z22, Z21, Z29
-	VPUNPCKHDQ  Z22, Z21, Z21
-	VPADDD      Z21, Z29, Z29
-	VPUNPCKLDQ  Z24, Z23, Z21
-	VPUNPCKHDQ  Z24, Z23, Z22
-	VPADDD      Z22, Z21, Z21
-	VPUNPCKLQDQ Z21, Z29, Z22
-	VPUNPCKHQDQ Z21, Z29, Z21
-	VPADDD      Z21, Z22, Z22
+	VPUNPCKLDQ  Z20, Z19, Z27
+	VPUNPCKHDQ  Z20, Z19, Z19
+	VPADDD      Z19, Z27, Z27
+	VPUNPCKLDQ  Z22, Z21, Z19
+	VPUNPCKHDQ  Z22, Z21, Z20
+	VPADDD      Z20, Z19, Z19
+	VPUNPCKLQDQ Z19, Z27, Z20
+	VPUNPCKHQDQ Z19, Z27, Z19
+	VPADDD      Z19, Z20, Z20
+	VPUNPCKLDQ  Z24, Z23, Z19
+	VPUNPCKHDQ  Z24, Z23, Z21
+	VPADDD      Z21, Z19, Z19
 	VPUNPCKLDQ  Z26, Z25, Z21
-	VPUNPCKHDQ  Z26, Z25, Z23
-	VPADDD      Z23, Z21, Z21
-	VPUNPCKLDQ  Z28, Z27, Z23
-	VPUNPCKHDQ  Z28, Z27, Z24
-	VPADDD      Z24, Z23, Z23
-	VPUNPCKLQDQ Z23, Z21, Z24
-	VPUNPCKHQDQ Z23, Z21, Z21
-	VPADDD      Z21, Z24, Z24
-	VSHUFI32X4  $0x44, Z24, Z22, Z21
-	VSHUFI32X4  $0xee, Z24, Z22, Z22
+	VPUNPCKHDQ  Z26, Z25, Z22
 	VPADDD      Z22, Z21, Z21
-	VSHUFI32X4  $0x08, Z21, Z21, Z22
-	VSHUFI32X4  $0x0d, Z21, Z21, Z21
-	VPADDD      Y21, Y22, Y22
-	VPMADDWD    (R8), Z17, Z21
-	VPMADDWD    64(R8), Z15, Z23
-	VPUNPCKLDQ  Z23, Z21, Z24
-	VPUNPCKHDQ  Z23, Z21, Z21
-	VPADDD      Z21, Z24, Z24
-	VPSHUFD     $0x4e, Z24, Z21
-	VPADDD      Z21, Z24, Z24
-	VPERMD      Z24, Z14, Z24
+	VPUNPCKLQDQ Z21, Z19, Z22
+	VPUNPCKHQDQ Z21, Z19, Z19
+	VPADDD      Z19, Z22, Z22
+	VSHUFI32X4  $0x44, Z22, Z20, Z19
+	VSHUFI32X4  $0xee, Z22, Z20, Z20
+	VPADDD      Z20, Z19, Z19
+	VSHUFI32X4  $0x08, Z19, Z19, Z20
+	VSHUFI32X4  $0x0d, Z19, Z19, Z19
+	VPADDD      Y19, Y20, Y20
+	VPMADDWD    (R8), Z17, Z19
+	VPMADDWD    64(R8), Z15, Z21
+	VPUNPCKLDQ  Z21, Z19, Z22
+	VPUNPCKHDQ  Z21, Z19, Z19
+	VPADDD      Z19, Z22, Z22
+	VPSHUFD     $0x4e, Z22, Z19
+	VPADDD      Z19, Z22, Z22
+	VPERMD      Z22, Z14, Z22
+	VCVTDQ2PS   Y20, Y20
+	VMULPS      Y18, Y20, Y20
 	VCVTDQ2PS   Y22, Y22
-	VMULPS      Y18, Y22, Y22
-	VCVTDQ2PS   Y24, Y24
-	VMULPS      Y20, Y24, Y24
-	VSUBPS      Y24, Y22, Y22
-	VMULPS      (DI), Y22, Y22
-	VMOVUPS     Y22, (R11)
+	VMULPS      Y16, Y22, Y22
+	VSUBPS      Y22, Y20, Y20
+	VMULPS      (DI), Y20, Y20
+	VMOVUPS     Y20, (R11)
 	ADDQ        40(AX), SI
 	ADDQ        48(AX), DI
 	ADDQ        56(AX), R8

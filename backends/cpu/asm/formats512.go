@@ -44,7 +44,7 @@ type format512 struct {
 // lanes16 is 16 bytes, from byte b of blocks k..k+3, in each 128 bits.
 func lanes16(r *rowKernel, k, b int) vec {
 	z := ZMM()
-	VMOVDQU32(r.at(k, b), z.AsX())
+	VBROADCASTI32X4(r.at(k, b), z)
 	for i := 1; i < 4; i++ {
 		VINSERTI32X4(Imm(uint64(i)), r.at(k+i, b), z, z)
 	}
@@ -98,7 +98,7 @@ func q8_0() *format512 {
 		codes: func(r *rowKernel, _ int) (c [4]vec) {
 			for k := range c {
 				c[k] = ZMM()
-				VMOVDQU32(r.at(2*k, 2), c[k].AsY())
+				VBROADCASTI64X4(r.at(2*k, 2), c[k])
 				VINSERTI64X4(Imm(1), r.at(2*k+1, 2), c[k], c[k])
 				VPXORD(flip, c[k], c[k])
 			}
@@ -711,7 +711,7 @@ func (h *headers) read(r *rowKernel) (d, dmin vec, mins []vec) {
 	for i := range head {
 		z := ZMM()
 		head[i] = z
-		VMOVDQU32(r.at(4*i, 0), z.AsX())
+		VBROADCASTI32X4(r.at(4*i, 0), z)
 		for k := 1; k < 4; k++ {
 			VINSERTI32X4(Imm(uint64(k)), r.at(4*i+k, 0), z, z)
 		}

@@ -26,6 +26,7 @@ import (
 func main() {
 	groups := map[string]func(){
 		"floats":   floats,
+		"rows256":  rows256,
 		"rows512":  rows512,
 		"tiles512": tiles512,
 	}
