@@ -2,6 +2,7 @@
 # make demo     builds it and runs the demo model on a prompt
 # make test     runs every test
 # make generate writes the assembly of backends/cpu from its generator
+# make bench-cpu how fast rows of each format are multiplied, beside the rate of reading
 # make check    format, vet, staticcheck, race, fuzz smoke, builds for other platforms
 
 GO        ?= go
@@ -15,7 +16,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 export CGO_ENABLED = 0
 
-.PHONY: all demo test generate check race fuzz clean
+.PHONY: all demo test generate bench-cpu check race fuzz clean
 all: bin/sluice
 
 bin/sluice: FORCE
@@ -37,6 +38,9 @@ test:
 # The race detector needs cgo and a C compiler.
 race:
 	CGO_ENABLED=1 $(GO) test -race $(BUILD) ./...
+
+bench-cpu:
+	$(GO) run $(BUILD) ./cmd/bench-cpu $(BENCHFLAGS)
 
 # The groups of kernels, each a .s file and its stubs. ASM is where they go.
 KERNELS := floats rows256 rows512 tiles512

@@ -37,6 +37,7 @@ type Backend struct {
 	gated       gatedStep
 	sum         combineStep
 	embed       embedStep
+	scan        scanStep
 }
 
 var _ backends.Backend = (*Backend)(nil)

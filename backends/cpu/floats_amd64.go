@@ -8,6 +8,12 @@ func dotLanesAVX2(l *[16]float32, w []float32, x []float32)
 // dotLanesAVX512 is dotLanes; len(w) <= len(x).
 func dotLanesAVX512(l *[16]float32, w []float32, x []float32)
 
+// scanAVX2 is scan; len(p) is a multiple of 256.
+func scanAVX2(p []byte) uint64
+
+// scanAVX512 is scan; len(p) is a multiple of 256.
+func scanAVX512(p []byte) uint64
+
 func floatsF32_1x1AVX2(a *floatArgs)
 
 func floatsF32_1x2AVX2(a *floatArgs)

@@ -87,6 +87,88 @@ tail_end:
 	VZEROUPPER
 	RET
 
+// func scanAVX2(p []byte) uint64
+// Requires: AVX, AVX2, MMX+
+TEXT ·scanAVX2(SB), NOSPLIT, $0-32
+	MOVQ  p_base+0(FP), AX
+	MOVQ  p_len+8(FP), CX
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	VPXOR Y2, Y2, Y2
+	VPXOR Y3, Y3, Y3
+
+run:
+	CMPQ       CX, $+256
+	JLT        run_end
+	PREFETCHT0 4096(AX)
+	VPADDQ     (AX), Y0, Y0
+	VPADDQ     32(AX), Y1, Y1
+	PREFETCHT0 4160(AX)
+	VPADDQ     64(AX), Y2, Y2
+	VPADDQ     96(AX), Y3, Y3
+	PREFETCHT0 4224(AX)
+	VPADDQ     128(AX), Y0, Y0
+	VPADDQ     160(AX), Y1, Y1
+	PREFETCHT0 4288(AX)
+	VPADDQ     192(AX), Y2, Y2
+	VPADDQ     224(AX), Y3, Y3
+	ADDQ       $+256, AX
+	SUBQ       $+256, CX
+	JMP        run
+
+run_end:
+	VPADDQ       Y1, Y0, Y0
+	VPADDQ       Y3, Y2, Y2
+	VPADDQ       Y2, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPADDQ       X1, X0, X0
+	VPSHUFD      $0x4e, X0, X1
+	VPADDQ       X1, X0, X0
+	VMOVQ        X0, AX
+	VZEROUPPER
+	MOVQ         AX, ret+24(FP)
+	RET
+
+// func scanAVX512(p []byte) uint64
+// Requires: AVX, AVX2, AVX512F, MMX+
+TEXT ·scanAVX512(SB), NOSPLIT, $0-32
+	MOVQ   p_base+0(FP), AX
+	MOVQ   p_len+8(FP), CX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+
+run:
+	CMPQ       CX, $+256
+	JLT        run_end
+	PREFETCHT0 4096(AX)
+	VPADDQ     (AX), Z0, Z0
+	PREFETCHT0 4160(AX)
+	VPADDQ     64(AX), Z1, Z1
+	PREFETCHT0 4224(AX)
+	VPADDQ     128(AX), Z2, Z2
+	PREFETCHT0 4288(AX)
+	VPADDQ     192(AX), Z3, Z3
+	ADDQ       $+256, AX
+	SUBQ       $+256, CX
+	JMP        run
+
+run_end:
+	VPADDQ        Z1, Z0, Z0
+	VPADDQ        Z3, Z2, Z2
+	VPADDQ        Z2, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z0, Y1
+	VPADDQ        Y1, Y0, Y0
+	VEXTRACTI128  $0x01, Y0, X1
+	VPADDQ        X1, X0, X0
+	VPSHUFD       $0x4e, X0, X1
+	VPADDQ        X1, X0, X0
+	VMOVQ         X0, AX
+	VZEROUPPER
+	MOVQ          AX, ret+24(FP)
+	RET
+
 // func floatsF32_1x1AVX2(a *floatArgs)
 // Requires: AVX, AVX2, MMX+
 TEXT ·floatsF32_1x1AVX2(SB), NOSPLIT, $0-8

@@ -8,6 +8,12 @@ var dotLanesKernels = []kernel[func(l *[16]float32, w, x []float32)]{
 	{AVX512, dotLanesAVX512},
 }
 
+var scanKernels = []kernel[func(p []byte) uint64]{
+	{Go, scan},
+	{AVX2, scanAVX2},
+	{AVX512, scanAVX512},
+}
+
 var sumRowsKernels = []kernel[func(y, terms *float32, rows, blocks int)]{
 	{Go, sumRows},
 	{AVX2, sumRowsAVX2},

@@ -94,6 +94,22 @@ func TestDotLanes(t *testing.T) {
 	})
 }
 
+func TestScan(t *testing.T) {
+	each(t, scanKernels, func(t *testing.T, want, run func(p []byte) uint64) {
+		rng := rand.New(rand.NewPCG(1, 2))
+		for n := range 9 {
+			p := make([]byte, 256*n)
+			for i := range p {
+				p[i] = byte(rng.Uint32())
+			}
+			p, _ = guarded(rng, p)
+			if got, want := run(p), want(p); got != want {
+				t.Fatalf("%d bytes: %#x, want %#x", len(p), got, want)
+			}
+		}
+	})
+}
+
 // TestRowKernels wants plain Go's bits from the kernels of each type: rows of
 // 1 to 70 blocks, 1 to 9 rows, weights at odd places.
 func TestRowKernels(t *testing.T) {

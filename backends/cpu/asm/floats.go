@@ -13,6 +13,8 @@ import (
 func floats() {
 	dotLanes("dotLanesAVX2", false)
 	dotLanes("dotLanesAVX512", true)
+	scan("scanAVX2", false)
+	scan("scanAVX512", true)
 	for _, wide := range []bool{false, true} {
 		for _, typ := range []string{"F32", "F16", "BF16"} {
 			rows := 2 // of eight lanes a register: the sums of more would not fit
@@ -25,6 +27,53 @@ func floats() {
 			}
 		}
 	}
+}
+
+// scan adds up the 64-bit words of p, in runs of 256 bytes.
+func scan(name string, wide bool) {
+	TEXT(name, NOSPLIT, "func(p []byte) uint64")
+	Doc(name + " is scan; len(p) is a multiple of 256.")
+	p, n := Load(Param("p").Base(), GP64()), Load(Param("p").Len(), GP64())
+	size, acc := 32, make([]vec, 4)
+	for i := range acc {
+		if wide {
+			size, acc[i] = 64, zero()
+		} else {
+			acc[i] = YMM()
+			VPXOR(acc[i], acc[i], acc[i])
+		}
+	}
+	Label("run")
+	CMPQ(n, I32(256))
+	JLT(LabelRef("run_end"))
+	for i := 0; i < 256; i += size {
+		if i%64 == 0 {
+			PREFETCHT0(Mem{Base: p, Disp: 4096 + i})
+		}
+		a := acc[i/size%4]
+		VPADDQ(Mem{Base: p, Disp: i}, a, a)
+	}
+	ADDQ(I32(256), p)
+	SUBQ(I32(256), n)
+	JMP(LabelRef("run"))
+	Label("run_end")
+	VPADDQ(acc[1], acc[0], acc[0])
+	VPADDQ(acc[3], acc[2], acc[2])
+	VPADDQ(acc[2], acc[0], acc[0])
+	sum, t := acc[0], YMM()
+	if wide {
+		VEXTRACTI64X4(Imm(1), sum, t)
+		VPADDQ(t, sum.AsY(), sum.AsY())
+	}
+	VEXTRACTI128(Imm(1), sum.AsY(), t.AsX())
+	VPADDQ(t.AsX(), sum.AsX(), sum.AsX())
+	VPSHUFD(Imm(0x4e), sum.AsX(), t.AsX())
+	VPADDQ(t.AsX(), sum.AsX(), sum.AsX())
+	g := GP64()
+	VMOVQ(sum.AsX(), g) // from a vector register, not to one
+	VZEROUPPER()
+	Store(g, ReturnIndex(0))
+	RET()
 }
 
 // The fields of floatArgs in backends/cpu/floats.go, eight bytes each.
