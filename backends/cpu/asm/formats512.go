@@ -64,9 +64,9 @@ func nibbles(z, mask vec) (lo, hi vec) {
 func formats512() []*format512 {
 	return []*format512{
 		q8_0(),
-		nibbles32("Q4_0", 18, 2, 8, ' ', nil),
+		halves18(nibbles32("Q4_0", 18, 2, 8, ' ', nil)),
 		nibbles32("Q4_1", 20, 4, 0, '+', nil),
-		nibbles32("IQ4_NL", 18, 2, 128, ' ', iq4Codes),
+		halves18(nibbles32("IQ4_NL", 18, 2, 128, ' ', iq4Codes)),
 		mxfp4(),
 		fives32("Q5_0", 22, 2, 16, ' '),
 		fives32("Q5_1", 24, 4, 0, '+'),
@@ -90,11 +90,53 @@ func halfFloats(d, m int) func(r *rowKernel) (vec, vec) {
 	}
 }
 
+// wordsAt are the numbers of the words where n blocks of this size begin.
+func wordsAt(size, n int) Mem {
+	var w []int
+	for k := range 32 {
+		w = append(w, k%n*size/2)
+	}
+	return words(w...)
+}
+
+// wordsOf8 gathers words of the 128 bytes from block k on.
+func wordsOf8(r *rowKernel, k int, at vec) vec {
+	z, next := ZMM(), r.at(k, 64)
+	VMOVDQU32(r.at(k, 0), z)
+	VPERMT2W(next, at, z)
+	return z
+}
+
+// halves18 decodes the f16 that blocks of 18 bytes begin with.
+func halves18(f *format512) *format512 {
+	var at vec
+	setup := f.setup
+	f.setup = func() {
+		setup()
+		at = zmm(wordsAt(18, 8))
+	}
+	f.floats = func(r *rowKernel) (vec, vec) {
+		h, y := wordsOf8(r, 0, at), YMM()
+		VCVTPH2PS(h.AsX(), y)
+		return y, nil
+	}
+	return f
+}
+
 func q8_0() *format512 {
-	var flip vec
+	var flip, at vec
 	return &format512{
-		name: "Q8_0", bytes: 34, act: 32, order: natural, bias: 128, kind: ' ', floats: halfFloats(0, -1),
-		setup: func() { flip = zmm(bytes(0x80)) },
+		name: "Q8_0", bytes: 34, act: 32, order: natural, bias: 128, kind: ' ',
+		setup: func() {
+			flip = zmm(bytes(0x80))
+			at = zmm(wordsAt(34, 4))
+		},
+		floats: func(r *rowKernel) (vec, vec) {
+			lo, hi, f := wordsOf8(r, 0, at), wordsOf8(r, 4, at), YMM()
+			VPUNPCKLQDQ(hi.AsX(), lo.AsX(), lo.AsX())
+			VCVTPH2PS(lo.AsX(), f)
+			return f, nil
+		},
 		codes: func(r *rowKernel, _ int) (c [4]vec) {
 			for k := range c {
 				c[k] = ZMM()
@@ -149,22 +191,25 @@ func nibbles32(name string, size, q, bias int, kind byte, values []int) *format5
 
 func mxfp4() *format512 {
 	f := nibbles32("MXFP4", 17, 1, 16, ' ', fp4Codes)
+	// A block begins with its exponent: the low byte of a word, or the high one.
+	var at, odd, low vec
+	setup := f.setup
+	f.setup = func() {
+		setup()
+		at, odd, low = zmm(wordsAt(17, 8)), zmm(words(0, 8)), zmm(words(0xff))
+	}
 	f.floats = func(r *rowKernel) (vec, vec) {
-		e, y, k := zero().AsX(), YMM(), K()
-		for i := range 8 {
-			VPINSRB(Imm(uint64(i)), r.at(i, 0), e, e)
-		}
-		VPMOVZXBD(e, y)
-		VPCMPUD(Imm(5), dwordsBcst(82+1), y, k) // e >= 83
-		VPSUBD(dwordsBcst(1), y, y)
+		e, y, k := wordsOf8(r, 0, at), YMM(), K()
+		VPSRLVW(odd.AsX(), e.AsX(), e.AsX())
+		VPANDD(low.AsX(), e.AsX(), e.AsX())
+		VPMOVZXWD(e.AsX(), y)
+		VPCMPUD(Imm(5), dwords(83), y, k) // e >= 83
+		VPSUBD(dwords(1), y, y)
 		VPSLLD_Z(Imm(23), y, k, y)
 		return y, nil
 	}
 	return f
 }
-
-// dwordsBcst is 32 bytes of one int32.
-func dwordsBcst(d int) Mem { return dwords(d) }
 
 // fives32 has the fifth bits of its nibbles in four bytes before them.
 func fives32(name string, size, high, bias int, kind byte) *format512 {
