@@ -13,7 +13,8 @@ type tileKernel struct {
 	group  int // codes under one sub-scale, 16 or 32; 0: blocks of 32 without
 	bias   int32
 	unpack func(*unpackArgs)  // nil: by quant's Unpacker; then the bias is 128 or 0
-	run    [2]func(*tileArgs) // for 16 and 32 positions
+	run    [2]func(*tileArgs) // for 16 and 32 positions; nil: there is none for 32
+	pairs  bool               // a sub-scale is a pair of equal int16
 }
 
 // unpackArgs are the arguments of the kernel that unpacks the blocks of a row into
@@ -41,7 +42,7 @@ type tileArgs struct {
 	sub         *int32   // [blocks, 8 rows, 256/group] sub-scales
 	pair        *int16   // [blocks, 8 rows, 256/group] sub-mins
 	x           [2]*byte // records of 16 positions each
-	blocks      int
+	blocks      int      // the kernel may count it down
 	bias        int64    // negative; the kernel reads 32 bits of it
 	lanes       *float32 // [8 lanes, 8 rows, 16 or 32] of the kernel's own, at a multiple of its size
 	out         *[32]*float32
@@ -100,7 +101,7 @@ func (p *product) tileRun(s *scratch, row []int, t, n, lo, hi int) {
 	f.grow(p, blocks)
 	a := &f.args
 	a.w, a.scale, a.min, a.scaleStride = &f.w[0], &f.scale[0], &f.min[0], 4*scaleStride(blocks)
-	a.sub, a.pair, a.blocks, a.bias = &f.sub[0], &f.pair[0], blocks, -int64(k.bias)
+	a.sub, a.pair, a.bias = &f.sub[0], &f.pair[0], -int64(k.bias)
 	a.lanes, a.out = &f.lanes[0], &f.out
 	record := blocks * recordBytes(k.group)
 	for r := lo; r < hi; r += tileRows {
@@ -108,9 +109,13 @@ func (p *product) tileRun(s *scratch, row []int, t, n, lo, hi int) {
 		for i := range rows {
 			p.unpackRow(f, p.m.Data[(r+i)*p.rowLen:(r+i+1)*p.rowLen], i)
 		}
-		for j := 0; j < n; j += 32 {
-			wide := min(32, n-j)
-			for i := range 32 {
+		step := 32
+		if k.run[1] == nil {
+			step = 16
+		}
+		for j := 0; j < n; j += step {
+			wide := min(step, n-j)
+			for i := range step {
 				f.out[i] = &f.rest[i*tileRows]
 				if i < wide && rows == tileRows {
 					f.out[i] = &p.y[p.place(t+j+i)+r]
@@ -121,6 +126,7 @@ func (p *product) tileRun(s *scratch, row []int, t, n, lo, hi int) {
 			if wide > 16 {
 				a.x[1], z = &f.records[(j/16+1)*record], 1
 			}
+			a.blocks = blocks
 			k.run[z](a)
 			for i := range wide {
 				y := p.y[p.place(t+j+i)+r:][:rows]
@@ -215,7 +221,11 @@ func (p *product) unpackPlain(f *tileScratch, row []byte, r int) {
 		if p.act == 256 {
 			groups := 256 / k.group
 			for g := range groups {
-				f.sub[(i*tileRows+r)*groups+g] = b.Scale[g*16/groups]
+				s := b.Scale[g*16/groups]
+				if k.pairs {
+					s = s<<16 | s&0xffff
+				}
+				f.sub[(i*tileRows+r)*groups+g] = s
 				f.pair[(i*tileRows+r)*groups+g] = int16(b.Min[g*16/groups])
 			}
 		}

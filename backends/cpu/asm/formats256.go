@@ -13,6 +13,7 @@ type format256 struct {
 	name   string
 	bytes  int
 	act    int
+	d      int // byte of the f16 scale of a block of 256; a min follows it
 	bias   int // of unsigned codes
 	signed bool
 	kind   byte
@@ -155,7 +156,7 @@ func shifted(y vec, from, to int) {
 }
 
 func q4_KBy256(five bool) *format256 {
-	f := &format256{name: "Q4_K", bytes: 144, act: 256, kind: '-', sums32: true, floats: halves256s(0, 2), setup: func() {}}
+	f := &format256{name: "Q4_K", bytes: 144, act: 256, kind: '-', sums32: true, d: 0, floats: halves256s(0, 2), setup: func() {}}
 	q := 16
 	if five {
 		f.name, f.bytes, q = "Q5_K", 176, 48
@@ -191,7 +192,7 @@ func q4_KBy256(five bool) *format256 {
 
 func q6_KBy256() *format256 {
 	return &format256{
-		name: "Q6_K", bytes: 210, act: 256, bias: 32, kind: ' ', floats: halves256s(208, -1), setup: func() {},
+		name: "Q6_K", bytes: 210, d: 208, act: 256, bias: 32, kind: ' ', floats: halves256s(208, -1), setup: func() {},
 		code: func(r *rowKernel, k, i int) vec {
 			y, h := load256(r.at(k, i/4*64+i%2*32)), load256(r.at(k, 128+i/4*32))
 			shifted(y, i%4/2*4, 0)
@@ -211,7 +212,7 @@ func q6_KBy256() *format256 {
 
 func q3_KBy256() *format256 {
 	return &format256{
-		name: "Q3_K", bytes: 110, act: 256, bias: 4, kind: ' ', floats: halves256s(108, -1), setup: func() {},
+		name: "Q3_K", bytes: 110, d: 108, act: 256, bias: 4, kind: ' ', floats: halves256s(108, -1), setup: func() {},
 		code: func(r *rowKernel, k, i int) vec {
 			y, h := load256(r.at(k, 32+i/4*32)), load256(r.at(k, 0))
 			shifted(y, i%4*2, 0)
@@ -241,7 +242,7 @@ func q3_KBy256() *format256 {
 
 func q2_KBy256() *format256 {
 	return &format256{
-		name: "Q2_K", bytes: 84, act: 256, kind: '-', floats: halves256s(80, 82), setup: func() {},
+		name: "Q2_K", bytes: 84, d: 80, act: 256, kind: '-', floats: halves256s(80, 82), setup: func() {},
 		code: func(r *rowKernel, k, i int) vec {
 			y := load256(r.at(k, 16+i/4*32))
 			shifted(y, i%4*2, 0)

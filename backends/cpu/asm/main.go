@@ -28,6 +28,7 @@ func main() {
 		"floats":   floats,
 		"rows256":  rows256,
 		"rows512":  rows512,
+		"tiles256": tiles256,
 		"tiles512": tiles512,
 	}
 	// Signatures may name these types of backends/cpu; avo looks no further than
