@@ -31,7 +31,11 @@ func openLevel(t testing.TB, threads int, l Level) *Backend {
 // and any kernels.
 func TestSteps(t *testing.T) {
 	levels(t, func(t *testing.T, l Level) {
-		for _, threads := range []int{1, 2, 3, 5} {
+		counts := []int{1, 2, 3, 5}
+		if l != Go {
+			counts = []int{1, 3} // sharing is the same
+		}
+		for _, threads := range counts {
 			t.Run(fmt.Sprintf("threads=%d", threads), func(t *testing.T) {
 				backendtest.Run(t, func() backends.Backend { return openLevel(t, threads, l) })
 			})

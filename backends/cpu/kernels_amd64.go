@@ -67,10 +67,10 @@ func rowKernels(t quant.Type) []kernel[rowKernel] {
 // tileKernels is the table of a type.
 func tileKernels(t quant.Type) []kernel[tileKernel] {
 	table := []kernel[tileKernel]{{level: Go}}
-	add := func(group int, bias int32, unpack2 func(*unpackArgs), run2 func(*tileArgs), bias512 int32, unpack512 func(*unpackArgs), run512 [2]func(*tileArgs)) {
+	add := func(least2, group int, bias int32, unpack2 func(*unpackArgs), run2 func(*tileArgs), bias512 int32, unpack512 func(*unpackArgs), run512 [2]func(*tileArgs)) {
 		table = append(table,
-			kernel[tileKernel]{AVX2, tileKernel{group, bias, unpack2, [2]func(*tileArgs){run2}, true}},
-			kernel[tileKernel]{AVX512, tileKernel{group, bias512, unpack512, run512, false}})
+			kernel[tileKernel]{AVX2, tileKernel{least2, group, bias, unpack2, [2]func(*tileArgs){run2}, true}},
+			kernel[tileKernel]{AVX512, tileKernel{mostPositions + 1, group, bias512, unpack512, run512, false}})
 	}
 	var (
 		plain32 = [2]func(*tileArgs){tile32x16AVX512, tile32x32AVX512}
@@ -81,34 +81,34 @@ func tileKernels(t quant.Type) []kernel[tileKernel] {
 	)
 	switch t {
 	case quant.Q8_0:
-		add(0, 0, unpackQ8_0AVX2, tile32SignedAVX2, 128, unpackQ8_0AVX512, plain32)
+		add(8, 0, 0, unpackQ8_0AVX2, tile32SignedAVX2, 128, unpackQ8_0AVX512, plain32)
 	case quant.Q4_0:
-		add(0, 8, unpackQ4_0AVX2, tile32Depth8AVX2, 8, unpackQ4_0AVX512, plain32)
+		add(5, 0, 8, unpackQ4_0AVX2, tile32Depth8AVX2, 8, unpackQ4_0AVX512, plain32)
 	case quant.Q4_1:
-		add(0, 0, unpackQ4_1AVX2, tile32Depth8PlusAVX2, 0, unpackQ4_1AVX512, plus32)
+		add(5, 0, 0, unpackQ4_1AVX2, tile32Depth8PlusAVX2, 0, unpackQ4_1AVX512, plus32)
 	case quant.Q5_0:
-		add(0, 16, unpackQ5_0AVX2, tile32Depth4AVX2, 16, unpackQ5_0AVX512, plain32)
+		add(6, 0, 16, unpackQ5_0AVX2, tile32Depth4AVX2, 16, unpackQ5_0AVX512, plain32)
 	case quant.Q5_1:
-		add(0, 0, unpackQ5_1AVX2, tile32Depth4PlusAVX2, 0, unpackQ5_1AVX512, plus32)
+		add(6, 0, 0, unpackQ5_1AVX2, tile32Depth4PlusAVX2, 0, unpackQ5_1AVX512, plus32)
 	case quant.IQ4_NL:
-		add(0, 0, unpackIQ4_NLAVX2, tile32SignedAVX2, 128, unpackIQ4_NLAVX512, plain32)
+		add(8, 0, 0, unpackIQ4_NLAVX2, tile32SignedAVX2, 128, unpackIQ4_NLAVX512, plain32)
 	case quant.MXFP4:
-		add(0, 16, unpackMXFP4AVX2, tile32Depth4AVX2, 16, unpackMXFP4AVX512, plain32)
+		add(5, 0, 16, unpackMXFP4AVX2, tile32Depth4AVX2, 16, unpackMXFP4AVX512, plain32)
 	case quant.Q4_K:
-		add(32, 0, unpackQ4_KAVX2, tile256By32MinusDepth8AVX2, 0, unpackQ4_KAVX512, minus32)
+		add(7, 32, 0, unpackQ4_KAVX2, tile256By32MinusDepth8AVX2, 0, unpackQ4_KAVX512, minus32)
 	case quant.Q5_K:
-		add(32, 0, unpackQ5_KAVX2, tile256By32MinusDepth4AVX2, 0, unpackQ5_KAVX512, minus32)
+		add(7, 32, 0, unpackQ5_KAVX2, tile256By32MinusDepth4AVX2, 0, unpackQ5_KAVX512, minus32)
 	case quant.Q6_K:
-		add(16, 32, unpackQ6_KAVX2, tile256By16Depth2AVX2, 32, unpackQ6_KAVX512, by16)
+		add(8, 16, 32, unpackQ6_KAVX2, tile256By16Depth2AVX2, 32, unpackQ6_KAVX512, by16)
 	case quant.Q3_K:
-		add(16, 4, unpackQ3_KAVX2, tile256By16Depth4AVX2, 4, unpackQ3_KAVX512, by16)
+		add(8, 16, 4, unpackQ3_KAVX2, tile256By16Depth4AVX2, 4, unpackQ3_KAVX512, by16)
 	case quant.Q2_K:
-		add(16, 0, unpackQ2_KAVX2, tile256By16MinusDepth4AVX2, 0, unpackQ2_KAVX512, minus16)
+		add(7, 16, 0, unpackQ2_KAVX2, tile256By16MinusDepth4AVX2, 0, unpackQ2_KAVX512, minus16)
 	case quant.IQ4_XS:
-		add(16, 0, unpackIQ4_XSAVX2, tile256By16SignedAVX2, 128, unpackIQ4_XSAVX512, by16)
+		add(9, 16, 0, unpackIQ4_XSAVX2, tile256By16SignedAVX2, 128, unpackIQ4_XSAVX512, by16)
 	default:
 		if t.ActBlock() == 256 {
-			add(16, 0, nil, tile256By16SignedAVX2, 128, nil, by16)
+			add(9, 16, 0, nil, tile256By16SignedAVX2, 128, nil, by16)
 		}
 	}
 	return table

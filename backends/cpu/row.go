@@ -67,7 +67,7 @@ func (s *products) add(k *kernels, p product) {
 		work = fastItemWork
 	}
 	p.tile = p.n
-	if p.wide() {
+	if p.wide(p.n) {
 		// Tiles of one size, their records within a share of the second-level cache.
 		most := min(max(tileBytes/p.m.Cols&^31, 32), 128)
 		tiles := (p.n + most - 1) / most
@@ -87,9 +87,8 @@ func (s *products) add(k *kernels, p product) {
 	s.list = append(s.list, p)
 }
 
-// wide says whether the tile kernels take the product: more positions than row
-// kernels take at once.
-func (p *product) wide() bool { return p.n > mostPositions && p.tiles.run[0] != nil }
+// wide says whether the tile kernels take n positions of the product.
+func (p *product) wide(n int) bool { return p.tiles.least > 0 && n >= p.tiles.least }
 
 // itemWork is the multiply-adds of an item in plain Go: some 50 us, against
 // about one that claiming it may cost. The others are for faster kernels.
@@ -153,15 +152,18 @@ type packing struct {
 
 // rows computes rows lo..hi of the product for positions first..first+count.
 func (p *product) rows(s *scratch, first, count, lo, hi int) {
-	step := tile
-	if p.kernel.run != nil {
-		step = mostPositions
-	}
-	if p.wide() {
-		step = count
-	}
-	for t := first; t < first+count; t += step {
-		n := min(step, first+count-t)
+	for t, end := first, first+count; t < end; {
+		n := end - t
+		wide := p.wide(n)
+		switch rest := n % 16; {
+		case wide && n > 16 && rest <= fewPositions && p.tiles.unpack != nil:
+			n -= rest
+		case wide:
+		case p.kernel.run != nil:
+			n = min(n, mostPositions)
+		default:
+			n = min(n, tile)
+		}
 		s.row = grown(s.row, n)
 		for j := range n {
 			s.row[j] = p.inBase + t + j
@@ -170,7 +172,7 @@ func (p *product) rows(s *scratch, first, count, lo, hi int) {
 			}
 		}
 		switch {
-		case p.wide():
+		case wide:
 			p.tileRun(s, s.row, t, n, lo, hi)
 		case p.kernel.run != nil:
 			p.fastRows(s, t, n, lo, hi)
@@ -179,8 +181,12 @@ func (p *product) rows(s *scratch, first, count, lo, hi int) {
 		default:
 			p.plainRows(s, t, n, lo, hi)
 		}
+		t += n
 	}
 }
+
+// fewPositions left over by tiles of 16 are cheaper by the row kernel.
+const fewPositions = 4
 
 // plainRows is rows in plain Go, for at most tile positions.
 func (p *product) plainRows(s *scratch, t, n, lo, hi int) {

@@ -9,6 +9,8 @@ TEXT ·rowsQ8_0AVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ       16(AX), SI
@@ -223,6 +225,104 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ        16(AX), SI
+	MOVQ        24(AX), DI
+	MOVQ        32(AX), R8
+	IMUL3Q      $+32, BX, R9
+	ADDQ        R9, SI
+	LEAQ        (DI)(BX*4), DI
+	LEAQ        (R8)(BX*4), R8
+	PREFETCHT0  4096(CX)
+	VMOVDQU     2(CX), Y0
+	VMOVDQU     (SI), Y1
+	VPSIGNB     Y0, Y1, Y1
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y1, Y0, Y1
+	VPMADDWD    constant0<>+0(SB), Y1, Y1
+	PREFETCHT0  4160(CX)
+	VMOVDQU     36(CX), Y0
+	VMOVDQU     32(SI), Y2
+	VPSIGNB     Y0, Y2, Y2
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y2, Y0, Y2
+	VPMADDWD    constant0<>+0(SB), Y2, Y2
+	VMOVDQU     70(CX), Y0
+	VMOVDQU     64(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    constant0<>+0(SB), Y3, Y3
+	PREFETCHT0  4224(CX)
+	VMOVDQU     104(CX), Y0
+	VMOVDQU     96(SI), Y4
+	VPSIGNB     Y0, Y4, Y4
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y4, Y0, Y4
+	VPMADDWD    constant0<>+0(SB), Y4, Y4
+	VMOVDQU     138(CX), Y0
+	VMOVDQU     128(SI), Y5
+	VPSIGNB     Y0, Y5, Y5
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y5, Y0, Y5
+	VPMADDWD    constant0<>+0(SB), Y5, Y5
+	PREFETCHT0  4288(CX)
+	VMOVDQU     172(CX), Y0
+	VMOVDQU     160(SI), Y6
+	VPSIGNB     Y0, Y6, Y6
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y6, Y0, Y6
+	VPMADDWD    constant0<>+0(SB), Y6, Y6
+	VMOVDQU     206(CX), Y0
+	VMOVDQU     192(SI), Y7
+	VPSIGNB     Y0, Y7, Y7
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y7, Y0, Y7
+	VPMADDWD    constant0<>+0(SB), Y7, Y7
+	PREFETCHT0  4352(CX)
+	VMOVDQU     240(CX), Y0
+	VMOVDQU     224(SI), Y8
+	VPSIGNB     Y0, Y8, Y8
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y8, Y0, Y8
+	VPMADDWD    constant0<>+0(SB), Y8, Y8
+	VPXOR       X0, X0, X0
+	VPXOR       X9, X9, X9
+	VPINSRW     $0x00, (CX), X0, X0
+	VPINSRW     $0x00, 136(CX), X9, X9
+	VPINSRW     $0x01, 34(CX), X0, X0
+	VPINSRW     $0x01, 170(CX), X9, X9
+	VPINSRW     $0x02, 68(CX), X0, X0
+	VPINSRW     $0x02, 204(CX), X9, X9
+	VPINSRW     $0x03, 102(CX), X0, X0
+	VPINSRW     $0x03, 238(CX), X9, X9
+	VPUNPCKLQDQ X9, X0, X0
+	VCVTPH2PS   X0, Y0
+	MOVQ        112(AX), SI
+	VPHADDD     Y2, Y1, Y1
+	VPHADDD     Y4, Y3, Y3
+	VPHADDD     Y3, Y1, Y1
+	VPHADDD     Y6, Y5, Y5
+	VPHADDD     Y8, Y7, Y7
+	VPHADDD     Y7, Y5, Y5
+	VPERM2I128  $0x20, Y5, Y1, Y2
+	VPERM2I128  $0x31, Y5, Y1, Y1
+	VPADDD      Y1, Y2, Y2
+	VCVTDQ2PS   Y2, Y2
+	VMULPS      Y0, Y2, Y2
+	VMULPS      (DI), Y2, Y2
+	VMOVUPS     Y2, (DX)
+	ADDQ        $+272, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         alone
+	VZEROUPPER
+	RET
+
 DATA constant0<>+0(SB)/8, $0x0001000100010001
 DATA constant0<>+8(SB)/8, $0x0001000100010001
 DATA constant0<>+16(SB)/8, $0x0001000100010001
@@ -240,6 +340,8 @@ TEXT ·rowsQ4_0AVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ           16(AX), SI
@@ -412,24 +514,24 @@ position9:
 	VMOVDQU    96(R9), Y3
 	VPHADDD    Y3, Y2, Y2
 	VPHADDD    Y2, Y1, Y1
-	VMOVDQU    128(R9), Y2
-	VMOVDQU    160(R9), Y3
-	VPHADDD    Y3, Y2, Y2
-	VMOVDQU    192(R9), Y3
+	VMOVDQU    128(R9), Y3
+	VMOVDQU    160(R9), Y2
+	VPHADDD    Y2, Y3, Y3
+	VMOVDQU    192(R9), Y2
 	VMOVDQU    224(R9), Y4
-	VPHADDD    Y4, Y3, Y3
-	VPHADDD    Y3, Y2, Y2
-	VPERM2I128 $0x20, Y2, Y1, Y3
-	VPERM2I128 $0x31, Y2, Y1, Y1
-	VPADDD     Y1, Y3, Y3
+	VPHADDD    Y4, Y2, Y2
+	VPHADDD    Y2, Y3, Y3
+	VPERM2I128 $0x20, Y3, Y1, Y2
+	VPERM2I128 $0x31, Y3, Y1, Y1
+	VPADDD     Y1, Y2, Y2
 	ADDQ       $+256, R9
 	VMOVDQU    (R8), Y1
 	VPSLLD     $0x03, Y1, Y1
-	VPSUBD     Y1, Y3, Y3
-	VCVTDQ2PS  Y3, Y3
-	VMULPS     Y0, Y3, Y3
-	VMULPS     (DI), Y3, Y3
-	VMOVUPS    Y3, (R11)
+	VPSUBD     Y1, Y2, Y2
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VMULPS     (DI), Y2, Y2
+	VMOVUPS    Y2, (R11)
 	ADDQ       40(AX), SI
 	ADDQ       48(AX), DI
 	ADDQ       56(AX), R8
@@ -444,6 +546,97 @@ position9:
 	CMOVQGE    R9, BX
 	DECQ       8(AX)
 	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 2(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	VPMADDUBSW     (SI), Y0, Y0
+	VPMADDWD       constant0<>+0(SB), Y0, Y0
+	VBROADCASTI128 20(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPMADDUBSW     32(SI), Y1, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VBROADCASTI128 38(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPMADDUBSW     64(SI), Y2, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 56(CX), Y3
+	VPSRLVQ        constant1<>+0(SB), Y3, Y3
+	VPAND          constant2<>+0(SB), Y3, Y3
+	VPMADDUBSW     96(SI), Y3, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	VBROADCASTI128 74(CX), Y4
+	VPSRLVQ        constant1<>+0(SB), Y4, Y4
+	VPAND          constant2<>+0(SB), Y4, Y4
+	VPMADDUBSW     128(SI), Y4, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	VBROADCASTI128 92(CX), Y5
+	VPSRLVQ        constant1<>+0(SB), Y5, Y5
+	VPAND          constant2<>+0(SB), Y5, Y5
+	VPMADDUBSW     160(SI), Y5, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	VBROADCASTI128 110(CX), Y6
+	VPSRLVQ        constant1<>+0(SB), Y6, Y6
+	VPAND          constant2<>+0(SB), Y6, Y6
+	VPMADDUBSW     192(SI), Y6, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 128(CX), Y7
+	VPSRLVQ        constant1<>+0(SB), Y7, Y7
+	VPAND          constant2<>+0(SB), Y7, Y7
+	VPMADDUBSW     224(SI), Y7, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	VPXOR          X8, X8, X8
+	VPXOR          X9, X9, X9
+	VPINSRW        $0x00, (CX), X8, X8
+	VPINSRW        $0x00, 72(CX), X9, X9
+	VPINSRW        $0x01, 18(CX), X8, X8
+	VPINSRW        $0x01, 90(CX), X9, X9
+	VPINSRW        $0x02, 36(CX), X8, X8
+	VPINSRW        $0x02, 108(CX), X9, X9
+	VPINSRW        $0x03, 54(CX), X8, X8
+	VPINSRW        $0x03, 126(CX), X9, X9
+	VPUNPCKLQDQ    X9, X8, X8
+	VCVTPH2PS      X8, Y8
+	MOVQ           112(AX), SI
+	VPHADDD        Y1, Y0, Y0
+	VPHADDD        Y3, Y2, Y2
+	VPHADDD        Y2, Y0, Y0
+	VPHADDD        Y5, Y4, Y4
+	VPHADDD        Y7, Y6, Y6
+	VPHADDD        Y6, Y4, Y4
+	VPERM2I128     $0x20, Y4, Y0, Y1
+	VPERM2I128     $0x31, Y4, Y0, Y0
+	VPADDD         Y0, Y1, Y1
+	VMOVDQU        (R8), Y0
+	VPSLLD         $0x03, Y0, Y0
+	VPSUBD         Y0, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y8, Y1, Y1
+	VMULPS         (DI), Y1, Y1
+	VMOVUPS        Y1, (DX)
+	ADDQ           $+144, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
 	VZEROUPPER
 	RET
 
@@ -474,6 +667,8 @@ TEXT ·rowsQ4_1AVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ           16(AX), SI
@@ -658,25 +853,25 @@ position9:
 	VMOVDQU    96(R9), Y4
 	VPHADDD    Y4, Y3, Y3
 	VPHADDD    Y3, Y2, Y2
-	VMOVDQU    128(R9), Y3
-	VMOVDQU    160(R9), Y4
-	VPHADDD    Y4, Y3, Y3
-	VMOVDQU    192(R9), Y4
+	VMOVDQU    128(R9), Y4
+	VMOVDQU    160(R9), Y3
+	VPHADDD    Y3, Y4, Y4
+	VMOVDQU    192(R9), Y3
 	VMOVDQU    224(R9), Y5
-	VPHADDD    Y5, Y4, Y4
-	VPHADDD    Y4, Y3, Y3
-	VPERM2I128 $0x20, Y3, Y2, Y4
-	VPERM2I128 $0x31, Y3, Y2, Y2
-	VPADDD     Y2, Y4, Y4
+	VPHADDD    Y5, Y3, Y3
+	VPHADDD    Y3, Y4, Y4
+	VPERM2I128 $0x20, Y4, Y2, Y3
+	VPERM2I128 $0x31, Y4, Y2, Y2
+	VPADDD     Y2, Y3, Y3
 	ADDQ       $+256, R9
 	VMOVDQU    (R8), Y2
-	VCVTDQ2PS  Y4, Y4
-	VMULPS     Y0, Y4, Y4
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
 	VCVTDQ2PS  Y2, Y2
 	VMULPS     Y1, Y2, Y2
-	VADDPS     Y2, Y4, Y4
-	VMULPS     (DI), Y4, Y4
-	VMOVUPS    Y4, (R11)
+	VADDPS     Y2, Y3, Y3
+	VMULPS     (DI), Y3, Y3
+	VMOVUPS    Y3, (R11)
 	ADDQ       40(AX), SI
 	ADDQ       48(AX), DI
 	ADDQ       56(AX), R8
@@ -694,6 +889,110 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 4(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	VPMADDUBSW     (SI), Y0, Y0
+	VPMADDWD       constant0<>+0(SB), Y0, Y0
+	VBROADCASTI128 24(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPMADDUBSW     32(SI), Y1, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VBROADCASTI128 44(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPMADDUBSW     64(SI), Y2, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 64(CX), Y3
+	VPSRLVQ        constant1<>+0(SB), Y3, Y3
+	VPAND          constant2<>+0(SB), Y3, Y3
+	VPMADDUBSW     96(SI), Y3, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	VBROADCASTI128 84(CX), Y4
+	VPSRLVQ        constant1<>+0(SB), Y4, Y4
+	VPAND          constant2<>+0(SB), Y4, Y4
+	VPMADDUBSW     128(SI), Y4, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	VBROADCASTI128 104(CX), Y5
+	VPSRLVQ        constant1<>+0(SB), Y5, Y5
+	VPAND          constant2<>+0(SB), Y5, Y5
+	VPMADDUBSW     160(SI), Y5, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 124(CX), Y6
+	VPSRLVQ        constant1<>+0(SB), Y6, Y6
+	VPAND          constant2<>+0(SB), Y6, Y6
+	VPMADDUBSW     192(SI), Y6, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	VBROADCASTI128 144(CX), Y7
+	VPSRLVQ        constant1<>+0(SB), Y7, Y7
+	VPAND          constant2<>+0(SB), Y7, Y7
+	VPMADDUBSW     224(SI), Y7, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	VPXOR          X8, X8, X8
+	VPXOR          X9, X9, X9
+	VPINSRW        $0x00, (CX), X8, X8
+	VPINSRW        $0x00, 80(CX), X9, X9
+	VPINSRW        $0x01, 20(CX), X8, X8
+	VPINSRW        $0x01, 100(CX), X9, X9
+	VPINSRW        $0x02, 40(CX), X8, X8
+	VPINSRW        $0x02, 120(CX), X9, X9
+	VPINSRW        $0x03, 60(CX), X8, X8
+	VPINSRW        $0x03, 140(CX), X9, X9
+	VPUNPCKLQDQ    X9, X8, X8
+	VCVTPH2PS      X8, Y8
+	VPXOR          X9, X9, X9
+	VPXOR          X10, X10, X10
+	VPINSRW        $0x00, 2(CX), X9, X9
+	VPINSRW        $0x00, 82(CX), X10, X10
+	VPINSRW        $0x01, 22(CX), X9, X9
+	VPINSRW        $0x01, 102(CX), X10, X10
+	VPINSRW        $0x02, 42(CX), X9, X9
+	VPINSRW        $0x02, 122(CX), X10, X10
+	VPINSRW        $0x03, 62(CX), X9, X9
+	VPINSRW        $0x03, 142(CX), X10, X10
+	VPUNPCKLQDQ    X10, X9, X9
+	VCVTPH2PS      X9, Y9
+	MOVQ           112(AX), SI
+	VPHADDD        Y1, Y0, Y0
+	VPHADDD        Y3, Y2, Y2
+	VPHADDD        Y2, Y0, Y0
+	VPHADDD        Y5, Y4, Y4
+	VPHADDD        Y7, Y6, Y6
+	VPHADDD        Y6, Y4, Y4
+	VPERM2I128     $0x20, Y4, Y0, Y1
+	VPERM2I128     $0x31, Y4, Y0, Y0
+	VPADDD         Y0, Y1, Y1
+	VMOVDQU        (R8), Y0
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y8, Y1, Y1
+	VCVTDQ2PS      Y0, Y0
+	VMULPS         Y9, Y0, Y0
+	VADDPS         Y0, Y1, Y1
+	VMULPS         (DI), Y1, Y1
+	VMOVUPS        Y1, (DX)
+	ADDQ           $+160, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
+	VZEROUPPER
+	RET
+
 // func rowsIQ4_NLAVX2(a *rowArgs)
 // Requires: AVX, AVX2, CMOV, F16C, MMX+
 TEXT ·rowsIQ4_NLAVX2(SB), NOSPLIT, $0-8
@@ -702,6 +1001,8 @@ TEXT ·rowsIQ4_NLAVX2(SB), NOSPLIT, $0-8
 	MOVQ    (AX), CX
 	MOVQ    96(AX), DX
 	MOVQ    72(AX), BX
+	CMPQ    88(AX), $0x01
+	JEQ     alone
 
 group:
 	MOVQ           16(AX), SI
@@ -938,6 +1239,126 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 2(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VMOVDQU        (SI), Y2
+	VPSIGNB        Y1, Y2, Y2
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y2, Y1, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	VBROADCASTI128 20(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VMOVDQU        32(SI), Y3
+	VPSIGNB        Y1, Y3, Y3
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y3, Y1, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	VBROADCASTI128 38(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VMOVDQU        64(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 56(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VMOVDQU        96(SI), Y5
+	VPSIGNB        Y1, Y5, Y5
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y5, Y1, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	VBROADCASTI128 74(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VMOVDQU        128(SI), Y6
+	VPSIGNB        Y1, Y6, Y6
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y6, Y1, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	VBROADCASTI128 92(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VMOVDQU        160(SI), Y7
+	VPSIGNB        Y1, Y7, Y7
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y7, Y1, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	VBROADCASTI128 110(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VMOVDQU        192(SI), Y8
+	VPSIGNB        Y1, Y8, Y8
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y8, Y1, Y8
+	VPMADDWD       constant0<>+0(SB), Y8, Y8
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 128(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VMOVDQU        224(SI), Y9
+	VPSIGNB        Y1, Y9, Y9
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y9, Y1, Y9
+	VPMADDWD       constant0<>+0(SB), Y9, Y9
+	VPXOR          X1, X1, X1
+	VPXOR          X10, X10, X10
+	VPINSRW        $0x00, (CX), X1, X1
+	VPINSRW        $0x00, 72(CX), X10, X10
+	VPINSRW        $0x01, 18(CX), X1, X1
+	VPINSRW        $0x01, 90(CX), X10, X10
+	VPINSRW        $0x02, 36(CX), X1, X1
+	VPINSRW        $0x02, 108(CX), X10, X10
+	VPINSRW        $0x03, 54(CX), X1, X1
+	VPINSRW        $0x03, 126(CX), X10, X10
+	VPUNPCKLQDQ    X10, X1, X1
+	VCVTPH2PS      X1, Y1
+	MOVQ           112(AX), SI
+	VPHADDD        Y3, Y2, Y2
+	VPHADDD        Y5, Y4, Y4
+	VPHADDD        Y4, Y2, Y2
+	VPHADDD        Y7, Y6, Y6
+	VPHADDD        Y9, Y8, Y8
+	VPHADDD        Y8, Y6, Y6
+	VPERM2I128     $0x20, Y6, Y2, Y3
+	VPERM2I128     $0x31, Y6, Y2, Y2
+	VPADDD         Y2, Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y1, Y3, Y3
+	VMULPS         (DI), Y3, Y3
+	VMOVUPS        Y3, (DX)
+	ADDQ           $+144, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
+	VZEROUPPER
+	RET
+
 DATA constant3<>+0(SB)/8, $0xf6eaddcfbfad9881
 DATA constant3<>+8(SB)/8, $0x7159453526190d01
 DATA constant3<>+16(SB)/8, $0xf6eaddcfbfad9881
@@ -956,6 +1377,8 @@ TEXT ·rowsMXFP4AVX2(SB), NOSPLIT, $0-8
 	MOVQ    (AX), CX
 	MOVQ    96(AX), DX
 	MOVQ    72(AX), BX
+	CMPQ    88(AX), $0x01
+	JEQ     alone
 
 group:
 	MOVQ           16(AX), SI
@@ -1138,24 +1561,24 @@ position9:
 	VMOVDQU    96(R9), Y4
 	VPHADDD    Y4, Y3, Y3
 	VPHADDD    Y3, Y2, Y2
-	VMOVDQU    128(R9), Y3
-	VMOVDQU    160(R9), Y4
-	VPHADDD    Y4, Y3, Y3
-	VMOVDQU    192(R9), Y4
+	VMOVDQU    128(R9), Y4
+	VMOVDQU    160(R9), Y3
+	VPHADDD    Y3, Y4, Y4
+	VMOVDQU    192(R9), Y3
 	VMOVDQU    224(R9), Y5
-	VPHADDD    Y5, Y4, Y4
-	VPHADDD    Y4, Y3, Y3
-	VPERM2I128 $0x20, Y3, Y2, Y4
-	VPERM2I128 $0x31, Y3, Y2, Y2
-	VPADDD     Y2, Y4, Y4
+	VPHADDD    Y5, Y3, Y3
+	VPHADDD    Y3, Y4, Y4
+	VPERM2I128 $0x20, Y4, Y2, Y3
+	VPERM2I128 $0x31, Y4, Y2, Y2
+	VPADDD     Y2, Y3, Y3
 	ADDQ       $+256, R9
 	VMOVDQU    (R8), Y2
 	VPSLLD     $0x04, Y2, Y2
-	VPSUBD     Y2, Y4, Y4
-	VCVTDQ2PS  Y4, Y4
-	VMULPS     Y1, Y4, Y4
-	VMULPS     (DI), Y4, Y4
-	VMOVUPS    Y4, (R11)
+	VPSUBD     Y2, Y3, Y3
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y1, Y3, Y3
+	VMULPS     (DI), Y3, Y3
+	VMOVUPS    Y3, (R11)
 	ADDQ       40(AX), SI
 	ADDQ       48(AX), DI
 	ADDQ       56(AX), R8
@@ -1170,6 +1593,107 @@ position9:
 	CMOVQGE    R9, BX
 	DECQ       8(AX)
 	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 1(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPMADDUBSW     (SI), Y1, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VBROADCASTI128 18(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPMADDUBSW     32(SI), Y2, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	VBROADCASTI128 35(CX), Y3
+	VPSRLVQ        constant1<>+0(SB), Y3, Y3
+	VPAND          constant2<>+0(SB), Y3, Y3
+	VPSHUFB        Y3, Y0, Y3
+	VPMADDUBSW     64(SI), Y3, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 52(CX), Y4
+	VPSRLVQ        constant1<>+0(SB), Y4, Y4
+	VPAND          constant2<>+0(SB), Y4, Y4
+	VPSHUFB        Y4, Y0, Y4
+	VPMADDUBSW     96(SI), Y4, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	VBROADCASTI128 69(CX), Y5
+	VPSRLVQ        constant1<>+0(SB), Y5, Y5
+	VPAND          constant2<>+0(SB), Y5, Y5
+	VPSHUFB        Y5, Y0, Y5
+	VPMADDUBSW     128(SI), Y5, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	VBROADCASTI128 86(CX), Y6
+	VPSRLVQ        constant1<>+0(SB), Y6, Y6
+	VPAND          constant2<>+0(SB), Y6, Y6
+	VPSHUFB        Y6, Y0, Y6
+	VPMADDUBSW     160(SI), Y6, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	VBROADCASTI128 103(CX), Y7
+	VPSRLVQ        constant1<>+0(SB), Y7, Y7
+	VPAND          constant2<>+0(SB), Y7, Y7
+	VPSHUFB        Y7, Y0, Y7
+	VPMADDUBSW     192(SI), Y7, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 120(CX), Y8
+	VPSRLVQ        constant1<>+0(SB), Y8, Y8
+	VPAND          constant2<>+0(SB), Y8, Y8
+	VPSHUFB        Y8, Y0, Y8
+	VPMADDUBSW     224(SI), Y8, Y8
+	VPMADDWD       constant0<>+0(SB), Y8, Y8
+	VPXOR          X9, X9, X9
+	VPINSRB        $0x00, (CX), X9, X9
+	VPINSRB        $0x01, 17(CX), X9, X9
+	VPINSRB        $0x02, 34(CX), X9, X9
+	VPINSRB        $0x03, 51(CX), X9, X9
+	VPINSRB        $0x04, 68(CX), X9, X9
+	VPINSRB        $0x05, 85(CX), X9, X9
+	VPINSRB        $0x06, 102(CX), X9, X9
+	VPINSRB        $0x07, 119(CX), X9, X9
+	VPMOVZXBD      X9, Y9
+	VPCMPGTD       constant5<>+0(SB), Y9, Y10
+	VPSUBD         constant6<>+0(SB), Y9, Y9
+	VPSLLD         $0x17, Y9, Y9
+	VPAND          Y10, Y9, Y9
+	MOVQ           112(AX), SI
+	VPHADDD        Y2, Y1, Y1
+	VPHADDD        Y4, Y3, Y3
+	VPHADDD        Y3, Y1, Y1
+	VPHADDD        Y6, Y5, Y5
+	VPHADDD        Y8, Y7, Y7
+	VPHADDD        Y7, Y5, Y5
+	VPERM2I128     $0x20, Y5, Y1, Y2
+	VPERM2I128     $0x31, Y5, Y1, Y1
+	VPADDD         Y1, Y2, Y2
+	VMOVDQU        (R8), Y1
+	VPSLLD         $0x04, Y1, Y1
+	VPSUBD         Y1, Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y9, Y2, Y2
+	VMULPS         (DI), Y2, Y2
+	VMOVUPS        Y2, (DX)
+	ADDQ           $+136, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
 	VZEROUPPER
 	RET
 
@@ -1210,6 +1734,8 @@ TEXT ·rowsQ5_0AVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ           16(AX), SI
@@ -1430,24 +1956,24 @@ position9:
 	VMOVDQU    96(R9), Y3
 	VPHADDD    Y3, Y2, Y2
 	VPHADDD    Y2, Y1, Y1
-	VMOVDQU    128(R9), Y2
-	VMOVDQU    160(R9), Y3
-	VPHADDD    Y3, Y2, Y2
-	VMOVDQU    192(R9), Y3
+	VMOVDQU    128(R9), Y3
+	VMOVDQU    160(R9), Y2
+	VPHADDD    Y2, Y3, Y3
+	VMOVDQU    192(R9), Y2
 	VMOVDQU    224(R9), Y4
-	VPHADDD    Y4, Y3, Y3
-	VPHADDD    Y3, Y2, Y2
-	VPERM2I128 $0x20, Y2, Y1, Y3
-	VPERM2I128 $0x31, Y2, Y1, Y1
-	VPADDD     Y1, Y3, Y3
+	VPHADDD    Y4, Y2, Y2
+	VPHADDD    Y2, Y3, Y3
+	VPERM2I128 $0x20, Y3, Y1, Y2
+	VPERM2I128 $0x31, Y3, Y1, Y1
+	VPADDD     Y1, Y2, Y2
 	ADDQ       $+256, R9
 	VMOVDQU    (R8), Y1
 	VPSLLD     $0x04, Y1, Y1
-	VPSUBD     Y1, Y3, Y3
-	VCVTDQ2PS  Y3, Y3
-	VMULPS     Y0, Y3, Y3
-	VMULPS     (DI), Y3, Y3
-	VMOVUPS    Y3, (R11)
+	VPSUBD     Y1, Y2, Y2
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VMULPS     (DI), Y2, Y2
+	VMOVUPS    Y2, (R11)
 	ADDQ       40(AX), SI
 	ADDQ       48(AX), DI
 	ADDQ       56(AX), R8
@@ -1462,6 +1988,145 @@ position9:
 	CMOVQGE    R9, BX
 	DECQ       8(AX)
 	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 6(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	VPBROADCASTD   2(CX), Y1
+	VPSHUFB        constant7<>+0(SB), Y1, Y1
+	VPAND          constant8<>+0(SB), Y1, Y1
+	VPCMPEQB       constant8<>+0(SB), Y1, Y1
+	VPAND          constant9<>+0(SB), Y1, Y1
+	VPOR           Y1, Y0, Y0
+	VPMADDUBSW     (SI), Y0, Y0
+	VPMADDWD       constant0<>+0(SB), Y0, Y0
+	VBROADCASTI128 28(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPBROADCASTD   24(CX), Y2
+	VPSHUFB        constant7<>+0(SB), Y2, Y2
+	VPAND          constant8<>+0(SB), Y2, Y2
+	VPCMPEQB       constant8<>+0(SB), Y2, Y2
+	VPAND          constant9<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPMADDUBSW     32(SI), Y1, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 50(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPBROADCASTD   46(CX), Y3
+	VPSHUFB        constant7<>+0(SB), Y3, Y3
+	VPAND          constant8<>+0(SB), Y3, Y3
+	VPCMPEQB       constant8<>+0(SB), Y3, Y3
+	VPAND          constant9<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPMADDUBSW     64(SI), Y2, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	VBROADCASTI128 72(CX), Y3
+	VPSRLVQ        constant1<>+0(SB), Y3, Y3
+	VPAND          constant2<>+0(SB), Y3, Y3
+	VPBROADCASTD   68(CX), Y4
+	VPSHUFB        constant7<>+0(SB), Y4, Y4
+	VPAND          constant8<>+0(SB), Y4, Y4
+	VPCMPEQB       constant8<>+0(SB), Y4, Y4
+	VPAND          constant9<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPMADDUBSW     96(SI), Y3, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	VBROADCASTI128 94(CX), Y4
+	VPSRLVQ        constant1<>+0(SB), Y4, Y4
+	VPAND          constant2<>+0(SB), Y4, Y4
+	VPBROADCASTD   90(CX), Y5
+	VPSHUFB        constant7<>+0(SB), Y5, Y5
+	VPAND          constant8<>+0(SB), Y5, Y5
+	VPCMPEQB       constant8<>+0(SB), Y5, Y5
+	VPAND          constant9<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VPMADDUBSW     128(SI), Y4, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 116(CX), Y5
+	VPSRLVQ        constant1<>+0(SB), Y5, Y5
+	VPAND          constant2<>+0(SB), Y5, Y5
+	VPBROADCASTD   112(CX), Y6
+	VPSHUFB        constant7<>+0(SB), Y6, Y6
+	VPAND          constant8<>+0(SB), Y6, Y6
+	VPCMPEQB       constant8<>+0(SB), Y6, Y6
+	VPAND          constant9<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VPMADDUBSW     160(SI), Y5, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	VBROADCASTI128 138(CX), Y6
+	VPSRLVQ        constant1<>+0(SB), Y6, Y6
+	VPAND          constant2<>+0(SB), Y6, Y6
+	VPBROADCASTD   134(CX), Y7
+	VPSHUFB        constant7<>+0(SB), Y7, Y7
+	VPAND          constant8<>+0(SB), Y7, Y7
+	VPCMPEQB       constant8<>+0(SB), Y7, Y7
+	VPAND          constant9<>+0(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VPMADDUBSW     192(SI), Y6, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	VBROADCASTI128 160(CX), Y7
+	VPSRLVQ        constant1<>+0(SB), Y7, Y7
+	VPAND          constant2<>+0(SB), Y7, Y7
+	VPBROADCASTD   156(CX), Y8
+	VPSHUFB        constant7<>+0(SB), Y8, Y8
+	VPAND          constant8<>+0(SB), Y8, Y8
+	VPCMPEQB       constant8<>+0(SB), Y8, Y8
+	VPAND          constant9<>+0(SB), Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPMADDUBSW     224(SI), Y7, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	VPXOR          X8, X8, X8
+	VPXOR          X9, X9, X9
+	VPINSRW        $0x00, (CX), X8, X8
+	VPINSRW        $0x00, 88(CX), X9, X9
+	VPINSRW        $0x01, 22(CX), X8, X8
+	VPINSRW        $0x01, 110(CX), X9, X9
+	VPINSRW        $0x02, 44(CX), X8, X8
+	VPINSRW        $0x02, 132(CX), X9, X9
+	VPINSRW        $0x03, 66(CX), X8, X8
+	VPINSRW        $0x03, 154(CX), X9, X9
+	VPUNPCKLQDQ    X9, X8, X8
+	VCVTPH2PS      X8, Y8
+	MOVQ           112(AX), SI
+	VPHADDD        Y1, Y0, Y0
+	VPHADDD        Y3, Y2, Y2
+	VPHADDD        Y2, Y0, Y0
+	VPHADDD        Y5, Y4, Y4
+	VPHADDD        Y7, Y6, Y6
+	VPHADDD        Y6, Y4, Y4
+	VPERM2I128     $0x20, Y4, Y0, Y1
+	VPERM2I128     $0x31, Y4, Y0, Y0
+	VPADDD         Y0, Y1, Y1
+	VMOVDQU        (R8), Y0
+	VPSLLD         $0x04, Y0, Y0
+	VPSUBD         Y0, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y8, Y1, Y1
+	VMULPS         (DI), Y1, Y1
+	VMOVUPS        Y1, (DX)
+	ADDQ           $+176, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
 	VZEROUPPER
 	RET
 
@@ -1502,6 +2167,8 @@ TEXT ·rowsQ5_1AVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ           16(AX), SI
@@ -1734,25 +2401,25 @@ position9:
 	VMOVDQU    96(R9), Y4
 	VPHADDD    Y4, Y3, Y3
 	VPHADDD    Y3, Y2, Y2
-	VMOVDQU    128(R9), Y3
-	VMOVDQU    160(R9), Y4
-	VPHADDD    Y4, Y3, Y3
-	VMOVDQU    192(R9), Y4
+	VMOVDQU    128(R9), Y4
+	VMOVDQU    160(R9), Y3
+	VPHADDD    Y3, Y4, Y4
+	VMOVDQU    192(R9), Y3
 	VMOVDQU    224(R9), Y5
-	VPHADDD    Y5, Y4, Y4
-	VPHADDD    Y4, Y3, Y3
-	VPERM2I128 $0x20, Y3, Y2, Y4
-	VPERM2I128 $0x31, Y3, Y2, Y2
-	VPADDD     Y2, Y4, Y4
+	VPHADDD    Y5, Y3, Y3
+	VPHADDD    Y3, Y4, Y4
+	VPERM2I128 $0x20, Y4, Y2, Y3
+	VPERM2I128 $0x31, Y4, Y2, Y2
+	VPADDD     Y2, Y3, Y3
 	ADDQ       $+256, R9
 	VMOVDQU    (R8), Y2
-	VCVTDQ2PS  Y4, Y4
-	VMULPS     Y0, Y4, Y4
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
 	VCVTDQ2PS  Y2, Y2
 	VMULPS     Y1, Y2, Y2
-	VADDPS     Y2, Y4, Y4
-	VMULPS     (DI), Y4, Y4
-	VMOVUPS    Y4, (R11)
+	VADDPS     Y2, Y3, Y3
+	VMULPS     (DI), Y3, Y3
+	VMOVUPS    Y3, (R11)
 	ADDQ       40(AX), SI
 	ADDQ       48(AX), DI
 	ADDQ       56(AX), R8
@@ -1770,6 +2437,158 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 8(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	VPBROADCASTD   4(CX), Y1
+	VPSHUFB        constant7<>+0(SB), Y1, Y1
+	VPAND          constant8<>+0(SB), Y1, Y1
+	VPCMPEQB       constant8<>+0(SB), Y1, Y1
+	VPAND          constant9<>+0(SB), Y1, Y1
+	VPOR           Y1, Y0, Y0
+	VPMADDUBSW     (SI), Y0, Y0
+	VPMADDWD       constant0<>+0(SB), Y0, Y0
+	VBROADCASTI128 32(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPBROADCASTD   28(CX), Y2
+	VPSHUFB        constant7<>+0(SB), Y2, Y2
+	VPAND          constant8<>+0(SB), Y2, Y2
+	VPCMPEQB       constant8<>+0(SB), Y2, Y2
+	VPAND          constant9<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPMADDUBSW     32(SI), Y1, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 56(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPBROADCASTD   52(CX), Y3
+	VPSHUFB        constant7<>+0(SB), Y3, Y3
+	VPAND          constant8<>+0(SB), Y3, Y3
+	VPCMPEQB       constant8<>+0(SB), Y3, Y3
+	VPAND          constant9<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPMADDUBSW     64(SI), Y2, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	VBROADCASTI128 80(CX), Y3
+	VPSRLVQ        constant1<>+0(SB), Y3, Y3
+	VPAND          constant2<>+0(SB), Y3, Y3
+	VPBROADCASTD   76(CX), Y4
+	VPSHUFB        constant7<>+0(SB), Y4, Y4
+	VPAND          constant8<>+0(SB), Y4, Y4
+	VPCMPEQB       constant8<>+0(SB), Y4, Y4
+	VPAND          constant9<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPMADDUBSW     96(SI), Y3, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	VBROADCASTI128 104(CX), Y4
+	VPSRLVQ        constant1<>+0(SB), Y4, Y4
+	VPAND          constant2<>+0(SB), Y4, Y4
+	VPBROADCASTD   100(CX), Y5
+	VPSHUFB        constant7<>+0(SB), Y5, Y5
+	VPAND          constant8<>+0(SB), Y5, Y5
+	VPCMPEQB       constant8<>+0(SB), Y5, Y5
+	VPAND          constant9<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VPMADDUBSW     128(SI), Y4, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 128(CX), Y5
+	VPSRLVQ        constant1<>+0(SB), Y5, Y5
+	VPAND          constant2<>+0(SB), Y5, Y5
+	VPBROADCASTD   124(CX), Y6
+	VPSHUFB        constant7<>+0(SB), Y6, Y6
+	VPAND          constant8<>+0(SB), Y6, Y6
+	VPCMPEQB       constant8<>+0(SB), Y6, Y6
+	VPAND          constant9<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VPMADDUBSW     160(SI), Y5, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	VBROADCASTI128 152(CX), Y6
+	VPSRLVQ        constant1<>+0(SB), Y6, Y6
+	VPAND          constant2<>+0(SB), Y6, Y6
+	VPBROADCASTD   148(CX), Y7
+	VPSHUFB        constant7<>+0(SB), Y7, Y7
+	VPAND          constant8<>+0(SB), Y7, Y7
+	VPCMPEQB       constant8<>+0(SB), Y7, Y7
+	VPAND          constant9<>+0(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VPMADDUBSW     192(SI), Y6, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	VBROADCASTI128 176(CX), Y7
+	VPSRLVQ        constant1<>+0(SB), Y7, Y7
+	VPAND          constant2<>+0(SB), Y7, Y7
+	VPBROADCASTD   172(CX), Y8
+	VPSHUFB        constant7<>+0(SB), Y8, Y8
+	VPAND          constant8<>+0(SB), Y8, Y8
+	VPCMPEQB       constant8<>+0(SB), Y8, Y8
+	VPAND          constant9<>+0(SB), Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPMADDUBSW     224(SI), Y7, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	VPXOR          X8, X8, X8
+	VPXOR          X9, X9, X9
+	VPINSRW        $0x00, (CX), X8, X8
+	VPINSRW        $0x00, 96(CX), X9, X9
+	VPINSRW        $0x01, 24(CX), X8, X8
+	VPINSRW        $0x01, 120(CX), X9, X9
+	VPINSRW        $0x02, 48(CX), X8, X8
+	VPINSRW        $0x02, 144(CX), X9, X9
+	VPINSRW        $0x03, 72(CX), X8, X8
+	VPINSRW        $0x03, 168(CX), X9, X9
+	VPUNPCKLQDQ    X9, X8, X8
+	VCVTPH2PS      X8, Y8
+	VPXOR          X9, X9, X9
+	VPXOR          X10, X10, X10
+	VPINSRW        $0x00, 2(CX), X9, X9
+	VPINSRW        $0x00, 98(CX), X10, X10
+	VPINSRW        $0x01, 26(CX), X9, X9
+	VPINSRW        $0x01, 122(CX), X10, X10
+	VPINSRW        $0x02, 50(CX), X9, X9
+	VPINSRW        $0x02, 146(CX), X10, X10
+	VPINSRW        $0x03, 74(CX), X9, X9
+	VPINSRW        $0x03, 170(CX), X10, X10
+	VPUNPCKLQDQ    X10, X9, X9
+	VCVTPH2PS      X9, Y9
+	MOVQ           112(AX), SI
+	VPHADDD        Y1, Y0, Y0
+	VPHADDD        Y3, Y2, Y2
+	VPHADDD        Y2, Y0, Y0
+	VPHADDD        Y5, Y4, Y4
+	VPHADDD        Y7, Y6, Y6
+	VPHADDD        Y6, Y4, Y4
+	VPERM2I128     $0x20, Y4, Y0, Y1
+	VPERM2I128     $0x31, Y4, Y0, Y0
+	VPADDD         Y0, Y1, Y1
+	VMOVDQU        (R8), Y0
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y8, Y1, Y1
+	VCVTDQ2PS      Y0, Y0
+	VMULPS         Y9, Y0, Y0
+	VADDPS         Y0, Y1, Y1
+	VMULPS         (DI), Y1, Y1
+	VMOVUPS        Y1, (DX)
+	ADDQ           $+192, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
+	VZEROUPPER
+	RET
+
 // func rowsQ4_KAVX2(a *rowArgs)
 // Requires: AVX, AVX2, CMOV, F16C, MMX+
 TEXT ·rowsQ4_KAVX2(SB), NOSPLIT, $0-8
@@ -1777,6 +2596,8 @@ TEXT ·rowsQ4_KAVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ         16(AX), SI
@@ -1803,49 +2624,49 @@ group:
 	VEXTRACTI128 $0x01, Y0, 2048(R9)
 	VMOVDQU      16(CX), Y1
 	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      16(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      48(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      48(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      80(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      80(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      112(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      112(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -1904,49 +2725,49 @@ part1:
 	VEXTRACTI128 $0x01, Y0, 2064(R9)
 	VMOVDQU      160(CX), Y1
 	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      160(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      192(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      192(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      224(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      224(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      256(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      256(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -2005,49 +2826,49 @@ part2:
 	VEXTRACTI128 $0x01, Y0, 2080(R9)
 	VMOVDQU      304(CX), Y1
 	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      304(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      336(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      336(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      368(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      368(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      400(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      400(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -2106,49 +2927,49 @@ part3:
 	VEXTRACTI128 $0x01, Y0, 2096(R9)
 	VMOVDQU      448(CX), Y1
 	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      448(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      480(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      480(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      512(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      512(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      544(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      544(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -2208,49 +3029,49 @@ part4:
 	VEXTRACTI128 $0x01, Y0, 2112(R9)
 	VMOVDQU      592(CX), Y1
 	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      592(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      624(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      624(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      656(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      656(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      688(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      688(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -2309,49 +3130,49 @@ part5:
 	VEXTRACTI128 $0x01, Y0, 2128(R9)
 	VMOVDQU      736(CX), Y1
 	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      736(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      768(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      768(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      800(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      800(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      832(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      832(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -2410,49 +3231,49 @@ part6:
 	VEXTRACTI128 $0x01, Y0, 2144(R9)
 	VMOVDQU      880(CX), Y1
 	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      880(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      912(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      912(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      944(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      944(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      976(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      976(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -2511,49 +3332,49 @@ part7:
 	VEXTRACTI128 $0x01, Y0, 2160(R9)
 	VMOVDQU      1024(CX), Y1
 	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      1024(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      1056(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      1056(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      1088(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      1088(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      1120(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      1120(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -2679,6 +3500,620 @@ position9:
 	CMOVQGE    R9, BX
 	DECQ       8(AX)
 	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+256, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	IMUL3Q       $+16, BX, R9
+	ADDQ         R9, R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      (CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2048(R9)
+	VMOVDQU      16(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   (SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      16(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   32(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      48(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   64(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      48(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   96(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      80(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   128(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      80(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   160(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      112(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   192(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      112(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   224(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, (R9)
+	PREFETCHT0   4288(CX)
+	PREFETCHT0   4352(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      144(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2064(R9)
+	VMOVDQU      160(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   256(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      160(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   288(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      192(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   320(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      192(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   352(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      224(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   384(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      224(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   416(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      256(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   448(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      256(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   480(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 32(R9)
+	PREFETCHT0   4416(CX)
+	PREFETCHT0   4480(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      288(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2080(R9)
+	VMOVDQU      304(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   512(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      304(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   544(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      336(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   576(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      336(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   608(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      368(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   640(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      368(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   672(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      400(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   704(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      400(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   736(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 64(R9)
+	PREFETCHT0   4544(CX)
+	PREFETCHT0   4608(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      432(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2096(R9)
+	VMOVDQU      448(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   768(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      448(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   800(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      480(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   832(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      480(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   864(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      512(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   896(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      512(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   928(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      544(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   960(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      544(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   992(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 96(R9)
+	PREFETCHT0   4672(CX)
+	PREFETCHT0   4736(CX)
+	PREFETCHT0   4800(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      576(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2112(R9)
+	VMOVDQU      592(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   1024(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      592(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   1056(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      624(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   1088(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      624(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   1120(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      656(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   1152(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      656(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   1184(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      688(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   1216(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      688(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   1248(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 128(R9)
+	PREFETCHT0   4864(CX)
+	PREFETCHT0   4928(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      720(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2128(R9)
+	VMOVDQU      736(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   1280(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      736(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   1312(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      768(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   1344(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      768(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   1376(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      800(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   1408(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      800(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   1440(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      832(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   1472(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      832(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   1504(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 160(R9)
+	PREFETCHT0   4992(CX)
+	PREFETCHT0   5056(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      864(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2144(R9)
+	VMOVDQU      880(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   1536(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      880(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   1568(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      912(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   1600(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      912(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   1632(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      944(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   1664(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      944(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   1696(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      976(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   1728(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      976(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   1760(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 192(R9)
+	PREFETCHT0   5120(CX)
+	PREFETCHT0   5184(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      1008(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2160(R9)
+	VMOVDQU      1024(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   1792(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      1024(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   1824(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1056(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   1856(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1056(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   1888(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1088(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   1920(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1088(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   1952(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1120(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   1984(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1120(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   2016(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 224(R9)
+	VPXOR        X0, X0, X0
+	VPXOR        X1, X1, X1
+	VPINSRW      $0x00, (CX), X0, X0
+	VPINSRW      $0x00, 576(CX), X1, X1
+	VPINSRW      $0x01, 144(CX), X0, X0
+	VPINSRW      $0x01, 720(CX), X1, X1
+	VPINSRW      $0x02, 288(CX), X0, X0
+	VPINSRW      $0x02, 864(CX), X1, X1
+	VPINSRW      $0x03, 432(CX), X0, X0
+	VPINSRW      $0x03, 1008(CX), X1, X1
+	VPUNPCKLQDQ  X1, X0, X0
+	VCVTPH2PS    X0, Y0
+	VPXOR        X1, X1, X1
+	VPXOR        X2, X2, X2
+	VPINSRW      $0x00, 2(CX), X1, X1
+	VPINSRW      $0x00, 578(CX), X2, X2
+	VPINSRW      $0x01, 146(CX), X1, X1
+	VPINSRW      $0x01, 722(CX), X2, X2
+	VPINSRW      $0x02, 290(CX), X1, X1
+	VPINSRW      $0x02, 866(CX), X2, X2
+	VPINSRW      $0x03, 434(CX), X1, X1
+	VPINSRW      $0x03, 1010(CX), X2, X2
+	VPUNPCKLQDQ  X2, X1, X1
+	VCVTPH2PS    X1, Y1
+	MOVQ         112(AX), SI
+	VMOVDQU      (SI), Y2
+	VMOVDQU      32(SI), Y3
+	VPHADDD      Y3, Y2, Y2
+	VMOVDQU      64(SI), Y3
+	VMOVDQU      96(SI), Y4
+	VPHADDD      Y4, Y3, Y3
+	VPHADDD      Y3, Y2, Y2
+	VMOVDQU      128(SI), Y3
+	VMOVDQU      160(SI), Y4
+	VPHADDD      Y4, Y3, Y3
+	VMOVDQU      192(SI), Y4
+	VMOVDQU      224(SI), Y5
+	VPHADDD      Y5, Y4, Y4
+	VPHADDD      Y4, Y3, Y3
+	VPERM2I128   $0x20, Y3, Y2, Y4
+	VPERM2I128   $0x31, Y3, Y2, Y2
+	VPADDD       Y2, Y4, Y4
+	ADDQ         $+256, SI
+	MOVQ         112(AX), SI
+	VMOVDQU      2048(SI), Y2
+	VPMADDWD     (R8), Y2, Y2
+	VMOVDQU      2112(SI), Y3
+	VPMADDWD     64(R8), Y3, Y3
+	VMOVDQU      2080(SI), Y5
+	VPMADDWD     32(R8), Y5, Y5
+	VPHADDD      Y5, Y2, Y2
+	VMOVDQU      2144(SI), Y5
+	VPMADDWD     96(R8), Y5, Y5
+	VPHADDD      Y5, Y3, Y3
+	VPHADDD      Y3, Y2, Y2
+	VMOVDQU      constant21<>+0(SB), Y3
+	VPERMD       Y2, Y3, Y2
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y0, Y4, Y4
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       Y1, Y2, Y2
+	VSUBPS       Y2, Y4, Y4
+	VMULPS       (DI), Y4, Y4
+	VMOVUPS      Y4, (DX)
+	ADDQ         $+1152, CX
+	ADDQ         $0x20, DX
+	ADDQ         80(AX), BX
+	MOVQ         BX, R9
+	SUBQ         64(AX), R9
+	CMOVQGE      R9, BX
+	DECQ         8(AX)
+	JNZ          alone
 	VZEROUPPER
 	RET
 
@@ -2809,6 +4244,8 @@ TEXT ·rowsQ5_KAVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ         16(AX), SI
@@ -2839,76 +4276,76 @@ group:
 	VPSLLW       $0x04, Y2, Y2
 	VPAND        constant9<>+0(SB), Y2, Y2
 	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      48(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      16(CX), Y2
-	VPSLLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      16(CX), Y1
+	VPSLLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      80(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      16(CX), Y2
-	VPSLLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      16(CX), Y1
+	VPSLLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      80(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      16(CX), Y2
-	VPSLLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      16(CX), Y1
+	VPSLLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      112(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      16(CX), Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      16(CX), Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      112(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      16(CX), Y2
-	VPSRLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      16(CX), Y1
+	VPSRLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      144(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      16(CX), Y2
-	VPSRLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      16(CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      144(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      16(CX), Y2
-	VPSRLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      16(CX), Y1
+	VPSRLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -2972,76 +4409,76 @@ part1:
 	VPSLLW       $0x04, Y2, Y2
 	VPAND        constant9<>+0(SB), Y2, Y2
 	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      224(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      192(CX), Y2
-	VPSLLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      192(CX), Y1
+	VPSLLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      256(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      192(CX), Y2
-	VPSLLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      192(CX), Y1
+	VPSLLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      256(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      192(CX), Y2
-	VPSLLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      192(CX), Y1
+	VPSLLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      288(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      192(CX), Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      192(CX), Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      288(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      192(CX), Y2
-	VPSRLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      192(CX), Y1
+	VPSRLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      320(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      192(CX), Y2
-	VPSRLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      192(CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      320(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      192(CX), Y2
-	VPSRLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      192(CX), Y1
+	VPSRLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -3105,76 +4542,76 @@ part2:
 	VPSLLW       $0x04, Y2, Y2
 	VPAND        constant9<>+0(SB), Y2, Y2
 	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      400(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      368(CX), Y2
-	VPSLLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      368(CX), Y1
+	VPSLLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      432(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      368(CX), Y2
-	VPSLLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      368(CX), Y1
+	VPSLLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      432(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      368(CX), Y2
-	VPSLLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      368(CX), Y1
+	VPSLLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      464(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      368(CX), Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      368(CX), Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      464(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      368(CX), Y2
-	VPSRLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      368(CX), Y1
+	VPSRLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      496(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      368(CX), Y2
-	VPSRLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      368(CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      496(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      368(CX), Y2
-	VPSRLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      368(CX), Y1
+	VPSRLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -3237,76 +4674,76 @@ part3:
 	VPSLLW       $0x04, Y2, Y2
 	VPAND        constant9<>+0(SB), Y2, Y2
 	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      576(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      544(CX), Y2
-	VPSLLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      544(CX), Y1
+	VPSLLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      608(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      544(CX), Y2
-	VPSLLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      544(CX), Y1
+	VPSLLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      608(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      544(CX), Y2
-	VPSLLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      544(CX), Y1
+	VPSLLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      640(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      544(CX), Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      544(CX), Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      640(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      544(CX), Y2
-	VPSRLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      544(CX), Y1
+	VPSRLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      672(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      544(CX), Y2
-	VPSRLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      544(CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      672(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      544(CX), Y2
-	VPSRLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      544(CX), Y1
+	VPSRLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -3370,76 +4807,76 @@ part4:
 	VPSLLW       $0x04, Y2, Y2
 	VPAND        constant9<>+0(SB), Y2, Y2
 	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      752(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      720(CX), Y2
-	VPSLLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      720(CX), Y1
+	VPSLLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      784(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      720(CX), Y2
-	VPSLLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      720(CX), Y1
+	VPSLLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      784(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      720(CX), Y2
-	VPSLLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      720(CX), Y1
+	VPSLLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      816(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      720(CX), Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      720(CX), Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      816(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      720(CX), Y2
-	VPSRLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      720(CX), Y1
+	VPSRLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      848(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      720(CX), Y2
-	VPSRLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      720(CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      848(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      720(CX), Y2
-	VPSRLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      720(CX), Y1
+	VPSRLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -3503,76 +4940,76 @@ part5:
 	VPSLLW       $0x04, Y2, Y2
 	VPAND        constant9<>+0(SB), Y2, Y2
 	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      928(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      896(CX), Y2
-	VPSLLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      896(CX), Y1
+	VPSLLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      960(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      896(CX), Y2
-	VPSLLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      896(CX), Y1
+	VPSLLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      960(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      896(CX), Y2
-	VPSLLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      896(CX), Y1
+	VPSLLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      992(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      896(CX), Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      896(CX), Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      992(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      896(CX), Y2
-	VPSRLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      896(CX), Y1
+	VPSRLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      1024(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      896(CX), Y2
-	VPSRLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      896(CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      1024(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      896(CX), Y2
-	VPSRLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      896(CX), Y1
+	VPSRLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -3636,76 +5073,76 @@ part6:
 	VPSLLW       $0x04, Y2, Y2
 	VPAND        constant9<>+0(SB), Y2, Y2
 	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      1104(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1072(CX), Y2
-	VPSLLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1072(CX), Y1
+	VPSLLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      1136(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1072(CX), Y2
-	VPSLLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1072(CX), Y1
+	VPSLLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      1136(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1072(CX), Y2
-	VPSLLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1072(CX), Y1
+	VPSLLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      1168(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1072(CX), Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1072(CX), Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      1168(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1072(CX), Y2
-	VPSRLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1072(CX), Y1
+	VPSRLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      1200(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1072(CX), Y2
-	VPSRLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1072(CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      1200(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1072(CX), Y2
-	VPSRLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1072(CX), Y1
+	VPSRLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -3768,76 +5205,76 @@ part7:
 	VPSLLW       $0x04, Y2, Y2
 	VPAND        constant9<>+0(SB), Y2, Y2
 	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
 	VMOVDQU      Y1, 2304(R9)
-	VPERM2I128   $0x00, Y0, Y0, Y1
-	VPSHUFB      constant13<>+0(SB), Y1, Y0
 	VMOVDQU      Y0, 2560(R9)
 	VMOVDQU      1280(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1248(CX), Y2
-	VPSLLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1248(CX), Y1
+	VPSLLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2336(R9)
-	VPSHUFB      constant14<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2592(R9)
+	VMOVDQU      Y1, 2592(R9)
 	VMOVDQU      1312(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1248(CX), Y2
-	VPSLLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1248(CX), Y1
+	VPSLLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2368(R9)
-	VPSHUFB      constant15<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2624(R9)
+	VMOVDQU      Y1, 2624(R9)
 	VMOVDQU      1312(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1248(CX), Y2
-	VPSLLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1248(CX), Y1
+	VPSLLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2400(R9)
-	VPSHUFB      constant16<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2656(R9)
+	VMOVDQU      Y1, 2656(R9)
 	VMOVDQU      1344(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1248(CX), Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1248(CX), Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2432(R9)
-	VPSHUFB      constant17<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2688(R9)
+	VMOVDQU      Y1, 2688(R9)
 	VMOVDQU      1344(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1248(CX), Y2
-	VPSRLW       $0x01, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1248(CX), Y1
+	VPSRLW       $0x01, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2464(R9)
-	VPSHUFB      constant18<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2720(R9)
+	VMOVDQU      Y1, 2720(R9)
 	VMOVDQU      1376(CX), Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1248(CX), Y2
-	VPSRLW       $0x02, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1248(CX), Y1
+	VPSRLW       $0x02, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2496(R9)
-	VPSHUFB      constant19<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2752(R9)
+	VMOVDQU      Y1, 2752(R9)
 	VMOVDQU      1376(CX), Y0
 	VPSRLW       $0x04, Y0, Y0
 	VPAND        constant2<>+0(SB), Y0, Y0
-	VMOVDQU      1248(CX), Y2
-	VPSRLW       $0x03, Y2, Y2
-	VPAND        constant9<>+0(SB), Y2, Y2
-	VPOR         Y2, Y0, Y0
+	VMOVDQU      1248(CX), Y1
+	VPSRLW       $0x03, Y1, Y1
+	VPAND        constant9<>+0(SB), Y1, Y1
+	VPOR         Y1, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y1
 	VMOVDQU      Y0, 2528(R9)
-	VPSHUFB      constant20<>+0(SB), Y1, Y0
-	VMOVDQU      Y0, 2784(R9)
+	VMOVDQU      Y1, 2784(R9)
 	MOVQ         112(AX), R13
 	MOVQ         SI, R10
 	MOVQ         R8, R11
@@ -3966,6 +5403,872 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+256, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	IMUL3Q       $+16, BX, R9
+	ADDQ         R9, R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      (CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2048(R9)
+	VMOVDQU      48(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VMOVDQU      16(CX), Y2
+	VPSLLW       $0x04, Y2, Y2
+	VPAND        constant9<>+0(SB), Y2, Y2
+	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   (SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      48(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      16(CX), Y3
+	VPSLLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   32(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      80(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      16(CX), Y3
+	VPSLLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   64(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      80(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      16(CX), Y3
+	VPSLLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   96(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      112(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      16(CX), Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   128(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      112(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      16(CX), Y3
+	VPSRLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   160(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      144(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      16(CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   192(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      144(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      16(CX), Y3
+	VPSRLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   224(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, (R9)
+	PREFETCHT0   4288(CX)
+	PREFETCHT0   4352(CX)
+	PREFETCHT0   4416(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      176(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2064(R9)
+	VMOVDQU      224(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VMOVDQU      192(CX), Y2
+	VPSLLW       $0x04, Y2, Y2
+	VPAND        constant9<>+0(SB), Y2, Y2
+	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   256(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      224(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      192(CX), Y3
+	VPSLLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   288(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      256(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      192(CX), Y3
+	VPSLLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   320(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      256(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      192(CX), Y3
+	VPSLLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   352(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      288(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      192(CX), Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   384(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      288(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      192(CX), Y3
+	VPSRLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   416(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      320(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      192(CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   448(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      320(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      192(CX), Y3
+	VPSRLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   480(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 32(R9)
+	PREFETCHT0   4480(CX)
+	PREFETCHT0   4544(CX)
+	PREFETCHT0   4608(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      352(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2080(R9)
+	VMOVDQU      400(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VMOVDQU      368(CX), Y2
+	VPSLLW       $0x04, Y2, Y2
+	VPAND        constant9<>+0(SB), Y2, Y2
+	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   512(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      400(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      368(CX), Y3
+	VPSLLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   544(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      432(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      368(CX), Y3
+	VPSLLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   576(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      432(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      368(CX), Y3
+	VPSLLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   608(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      464(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      368(CX), Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   640(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      464(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      368(CX), Y3
+	VPSRLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   672(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      496(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      368(CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   704(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      496(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      368(CX), Y3
+	VPSRLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   736(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 64(R9)
+	PREFETCHT0   4672(CX)
+	PREFETCHT0   4736(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      528(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2096(R9)
+	VMOVDQU      576(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VMOVDQU      544(CX), Y2
+	VPSLLW       $0x04, Y2, Y2
+	VPAND        constant9<>+0(SB), Y2, Y2
+	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   768(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      576(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      544(CX), Y3
+	VPSLLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   800(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      608(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      544(CX), Y3
+	VPSLLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   832(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      608(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      544(CX), Y3
+	VPSLLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   864(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      640(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      544(CX), Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   896(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      640(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      544(CX), Y3
+	VPSRLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   928(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      672(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      544(CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   960(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      672(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      544(CX), Y3
+	VPSRLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   992(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 96(R9)
+	PREFETCHT0   4800(CX)
+	PREFETCHT0   4864(CX)
+	PREFETCHT0   4928(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      704(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2112(R9)
+	VMOVDQU      752(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VMOVDQU      720(CX), Y2
+	VPSLLW       $0x04, Y2, Y2
+	VPAND        constant9<>+0(SB), Y2, Y2
+	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   1024(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      752(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      720(CX), Y3
+	VPSLLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   1056(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      784(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      720(CX), Y3
+	VPSLLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   1088(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      784(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      720(CX), Y3
+	VPSLLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   1120(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      816(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      720(CX), Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   1152(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      816(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      720(CX), Y3
+	VPSRLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   1184(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      848(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      720(CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   1216(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      848(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      720(CX), Y3
+	VPSRLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   1248(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 128(R9)
+	PREFETCHT0   4992(CX)
+	PREFETCHT0   5056(CX)
+	PREFETCHT0   5120(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      880(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2128(R9)
+	VMOVDQU      928(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VMOVDQU      896(CX), Y2
+	VPSLLW       $0x04, Y2, Y2
+	VPAND        constant9<>+0(SB), Y2, Y2
+	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   1280(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      928(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      896(CX), Y3
+	VPSLLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   1312(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      960(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      896(CX), Y3
+	VPSLLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   1344(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      960(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      896(CX), Y3
+	VPSLLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   1376(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      992(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      896(CX), Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   1408(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      992(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      896(CX), Y3
+	VPSRLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   1440(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1024(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      896(CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   1472(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1024(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      896(CX), Y3
+	VPSRLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   1504(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 160(R9)
+	PREFETCHT0   5184(CX)
+	PREFETCHT0   5248(CX)
+	PREFETCHT0   5312(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      1056(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2144(R9)
+	VMOVDQU      1104(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VMOVDQU      1072(CX), Y2
+	VPSLLW       $0x04, Y2, Y2
+	VPAND        constant9<>+0(SB), Y2, Y2
+	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   1536(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      1104(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1072(CX), Y3
+	VPSLLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   1568(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1136(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1072(CX), Y3
+	VPSLLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   1600(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1136(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1072(CX), Y3
+	VPSLLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   1632(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1168(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1072(CX), Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   1664(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1168(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1072(CX), Y3
+	VPSRLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   1696(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1200(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1072(CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   1728(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1200(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1072(CX), Y3
+	VPSRLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   1760(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 192(R9)
+	PREFETCHT0   5376(CX)
+	PREFETCHT0   5440(CX)
+	MOVQ         112(AX), R9
+	VMOVDQU      1232(CX), X0
+	VPSHUFD      $0xed, X0, X1
+	VPSHUFD      $0xa5, X0, X0
+	VPSRLVD      constant10<>+0(SB), X1, X1
+	VPSRLD       $0x02, X0, X0
+	VPAND        constant11<>+0(SB), X1, X1
+	VPAND        constant12<>+0(SB), X0, X0
+	VPOR         X0, X1, X1
+	VPMOVZXBW    X1, Y0
+	VEXTRACTI128 $0x01, Y0, 2160(R9)
+	VMOVDQU      1280(CX), Y1
+	VPAND        constant2<>+0(SB), Y1, Y1
+	VMOVDQU      1248(CX), Y2
+	VPSLLW       $0x04, Y2, Y2
+	VPAND        constant9<>+0(SB), Y2, Y2
+	VPOR         Y2, Y1, Y1
+	VPERM2I128   $0x00, Y0, Y0, Y2
+	VPSHUFB      constant13<>+0(SB), Y2, Y0
+	VPMADDUBSW   1792(SI), Y1, Y1
+	VPMADDWD     Y0, Y1, Y1
+	VMOVDQU      1280(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1248(CX), Y3
+	VPSLLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant14<>+0(SB), Y2, Y3
+	VPMADDUBSW   1824(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1312(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1248(CX), Y3
+	VPSLLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant15<>+0(SB), Y2, Y3
+	VPMADDUBSW   1856(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1312(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1248(CX), Y3
+	VPSLLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant16<>+0(SB), Y2, Y3
+	VPMADDUBSW   1888(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1344(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1248(CX), Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant17<>+0(SB), Y2, Y3
+	VPMADDUBSW   1920(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1344(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1248(CX), Y3
+	VPSRLW       $0x01, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant18<>+0(SB), Y2, Y3
+	VPMADDUBSW   1952(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1376(CX), Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1248(CX), Y3
+	VPSRLW       $0x02, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant19<>+0(SB), Y2, Y3
+	VPMADDUBSW   1984(SI), Y0, Y0
+	VPMADDWD     Y3, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      1376(CX), Y0
+	VPSRLW       $0x04, Y0, Y0
+	VPAND        constant2<>+0(SB), Y0, Y0
+	VMOVDQU      1248(CX), Y3
+	VPSRLW       $0x03, Y3, Y3
+	VPAND        constant9<>+0(SB), Y3, Y3
+	VPOR         Y3, Y0, Y0
+	VPSHUFB      constant20<>+0(SB), Y2, Y2
+	VPMADDUBSW   2016(SI), Y0, Y0
+	VPMADDWD     Y2, Y0, Y0
+	VPADDD       Y0, Y1, Y1
+	VMOVDQU      Y1, 224(R9)
+	VPXOR        X0, X0, X0
+	VPXOR        X1, X1, X1
+	VPINSRW      $0x00, (CX), X0, X0
+	VPINSRW      $0x00, 704(CX), X1, X1
+	VPINSRW      $0x01, 176(CX), X0, X0
+	VPINSRW      $0x01, 880(CX), X1, X1
+	VPINSRW      $0x02, 352(CX), X0, X0
+	VPINSRW      $0x02, 1056(CX), X1, X1
+	VPINSRW      $0x03, 528(CX), X0, X0
+	VPINSRW      $0x03, 1232(CX), X1, X1
+	VPUNPCKLQDQ  X1, X0, X0
+	VCVTPH2PS    X0, Y0
+	VPXOR        X1, X1, X1
+	VPXOR        X2, X2, X2
+	VPINSRW      $0x00, 2(CX), X1, X1
+	VPINSRW      $0x00, 706(CX), X2, X2
+	VPINSRW      $0x01, 178(CX), X1, X1
+	VPINSRW      $0x01, 882(CX), X2, X2
+	VPINSRW      $0x02, 354(CX), X1, X1
+	VPINSRW      $0x02, 1058(CX), X2, X2
+	VPINSRW      $0x03, 530(CX), X1, X1
+	VPINSRW      $0x03, 1234(CX), X2, X2
+	VPUNPCKLQDQ  X2, X1, X1
+	VCVTPH2PS    X1, Y1
+	MOVQ         112(AX), SI
+	VMOVDQU      (SI), Y2
+	VMOVDQU      32(SI), Y3
+	VPHADDD      Y3, Y2, Y2
+	VMOVDQU      64(SI), Y3
+	VMOVDQU      96(SI), Y4
+	VPHADDD      Y4, Y3, Y3
+	VPHADDD      Y3, Y2, Y2
+	VMOVDQU      128(SI), Y3
+	VMOVDQU      160(SI), Y4
+	VPHADDD      Y4, Y3, Y3
+	VMOVDQU      192(SI), Y4
+	VMOVDQU      224(SI), Y5
+	VPHADDD      Y5, Y4, Y4
+	VPHADDD      Y4, Y3, Y3
+	VPERM2I128   $0x20, Y3, Y2, Y4
+	VPERM2I128   $0x31, Y3, Y2, Y2
+	VPADDD       Y2, Y4, Y4
+	ADDQ         $+256, SI
+	MOVQ         112(AX), SI
+	VMOVDQU      2048(SI), Y2
+	VPMADDWD     (R8), Y2, Y2
+	VMOVDQU      2112(SI), Y3
+	VPMADDWD     64(R8), Y3, Y3
+	VMOVDQU      2080(SI), Y5
+	VPMADDWD     32(R8), Y5, Y5
+	VPHADDD      Y5, Y2, Y2
+	VMOVDQU      2144(SI), Y5
+	VPMADDWD     96(R8), Y5, Y5
+	VPHADDD      Y5, Y3, Y3
+	VPHADDD      Y3, Y2, Y2
+	VMOVDQU      constant21<>+0(SB), Y3
+	VPERMD       Y2, Y3, Y2
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y0, Y4, Y4
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       Y1, Y2, Y2
+	VSUBPS       Y2, Y4, Y4
+	VMULPS       (DI), Y4, Y4
+	VMOVUPS      Y4, (DX)
+	ADDQ         $+1408, CX
+	ADDQ         $0x20, DX
+	ADDQ         80(AX), BX
+	MOVQ         BX, R9
+	SUBQ         64(AX), R9
+	CMOVQGE      R9, BX
+	DECQ         8(AX)
+	JNZ          alone
+	VZEROUPPER
+	RET
+
 // func rowsQ6_KAVX2(a *rowArgs)
 // Requires: AVX, AVX2, CMOV, F16C, MMX+
 TEXT ·rowsQ6_KAVX2(SB), NOSPLIT, $0-8
@@ -3973,6 +6276,8 @@ TEXT ·rowsQ6_KAVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ       16(AX), SI
@@ -3989,123 +6294,123 @@ group:
 	PREFETCHT0 4288(CX)
 	MOVQ       112(AX), R9
 	VPMOVSXBW  192(CX), Y0
-	VMOVDQU    (CX), Y1
-	VMOVDQU    128(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    32(CX), Y1
+	VPMULLW    constant22<>+0(SB), Y0, Y1
+	VMOVDQU    (CX), Y2
 	VMOVDQU    128(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    32(CX), Y2
+	VMOVDQU    128(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    (CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    (CX), Y2
 	VMOVDQU    128(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    32(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    32(CX), Y2
 	VMOVDQU    128(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    64(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    64(CX), Y2
+	VMOVDQU    160(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    96(CX), Y0
 	VMOVDQU    160(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    96(CX), Y1
-	VMOVDQU    160(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    64(CX), Y1
-	VMOVDQU    160(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    96(CX), Y1
-	VMOVDQU    160(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant27<>+0(SB), Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSLLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    64(CX), Y0
+	VMOVDQU    160(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    96(CX), Y0
+	VMOVDQU    160(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSRLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part1:
-	VPMADDWD   (R11), Y0, Y1
+	VPMADDWD   (R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW (R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 32(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 64(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 96(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 128(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 160(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 192(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 224(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, (R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, (R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -4116,123 +6421,123 @@ part1:
 	PREFETCHT0 4480(CX)
 	MOVQ       112(AX), R9
 	VPMOVSXBW  402(CX), Y0
-	VMOVDQU    210(CX), Y1
-	VMOVDQU    338(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    242(CX), Y1
+	VPMULLW    constant22<>+0(SB), Y0, Y1
+	VMOVDQU    210(CX), Y2
 	VMOVDQU    338(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    242(CX), Y2
+	VMOVDQU    338(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    210(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    210(CX), Y2
 	VMOVDQU    338(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    242(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    242(CX), Y2
 	VMOVDQU    338(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    274(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    274(CX), Y2
+	VMOVDQU    370(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    306(CX), Y0
 	VMOVDQU    370(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    306(CX), Y1
-	VMOVDQU    370(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    274(CX), Y1
-	VMOVDQU    370(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    306(CX), Y1
-	VMOVDQU    370(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant27<>+0(SB), Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSLLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    274(CX), Y0
+	VMOVDQU    370(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    306(CX), Y0
+	VMOVDQU    370(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSRLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part2:
-	VPMADDWD   32(R11), Y0, Y1
+	VPMADDWD   32(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 256(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 288(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 320(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 352(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 384(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 416(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 448(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 480(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 32(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 32(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -4243,123 +6548,123 @@ part2:
 	PREFETCHT0 4672(CX)
 	MOVQ       112(AX), R9
 	VPMOVSXBW  612(CX), Y0
-	VMOVDQU    420(CX), Y1
-	VMOVDQU    548(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    452(CX), Y1
+	VPMULLW    constant22<>+0(SB), Y0, Y1
+	VMOVDQU    420(CX), Y2
 	VMOVDQU    548(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    452(CX), Y2
+	VMOVDQU    548(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    420(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    420(CX), Y2
 	VMOVDQU    548(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    452(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    452(CX), Y2
 	VMOVDQU    548(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    484(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    484(CX), Y2
+	VMOVDQU    580(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    516(CX), Y0
 	VMOVDQU    580(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    516(CX), Y1
-	VMOVDQU    580(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    484(CX), Y1
-	VMOVDQU    580(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    516(CX), Y1
-	VMOVDQU    580(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant27<>+0(SB), Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSLLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    484(CX), Y0
+	VMOVDQU    580(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    516(CX), Y0
+	VMOVDQU    580(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSRLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part3:
-	VPMADDWD   64(R11), Y0, Y1
+	VPMADDWD   64(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 512(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 544(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 576(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 608(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 640(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 672(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 704(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 736(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 64(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 64(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -4371,123 +6676,123 @@ part3:
 	PREFETCHT0 4928(CX)
 	MOVQ       112(AX), R9
 	VPMOVSXBW  822(CX), Y0
-	VMOVDQU    630(CX), Y1
-	VMOVDQU    758(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    662(CX), Y1
+	VPMULLW    constant22<>+0(SB), Y0, Y1
+	VMOVDQU    630(CX), Y2
 	VMOVDQU    758(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    662(CX), Y2
+	VMOVDQU    758(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    630(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    630(CX), Y2
 	VMOVDQU    758(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    662(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    662(CX), Y2
 	VMOVDQU    758(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    694(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    694(CX), Y2
+	VMOVDQU    790(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    726(CX), Y0
 	VMOVDQU    790(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    726(CX), Y1
-	VMOVDQU    790(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    694(CX), Y1
-	VMOVDQU    790(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    726(CX), Y1
-	VMOVDQU    790(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant27<>+0(SB), Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSLLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    694(CX), Y0
+	VMOVDQU    790(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    726(CX), Y0
+	VMOVDQU    790(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSRLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part4:
-	VPMADDWD   96(R11), Y0, Y1
+	VPMADDWD   96(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 768(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 800(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 832(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 864(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 896(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 928(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 960(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 992(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 96(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 96(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -4498,123 +6803,123 @@ part4:
 	PREFETCHT0 5120(CX)
 	MOVQ       112(AX), R9
 	VPMOVSXBW  1032(CX), Y0
-	VMOVDQU    840(CX), Y1
-	VMOVDQU    968(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    872(CX), Y1
+	VPMULLW    constant22<>+0(SB), Y0, Y1
+	VMOVDQU    840(CX), Y2
 	VMOVDQU    968(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    872(CX), Y2
+	VMOVDQU    968(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    840(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    840(CX), Y2
 	VMOVDQU    968(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    872(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    872(CX), Y2
 	VMOVDQU    968(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    904(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    904(CX), Y2
+	VMOVDQU    1000(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    936(CX), Y0
 	VMOVDQU    1000(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    936(CX), Y1
-	VMOVDQU    1000(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    904(CX), Y1
-	VMOVDQU    1000(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    936(CX), Y1
-	VMOVDQU    1000(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant27<>+0(SB), Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSLLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    904(CX), Y0
+	VMOVDQU    1000(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    936(CX), Y0
+	VMOVDQU    1000(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSRLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part5:
-	VPMADDWD   128(R11), Y0, Y1
+	VPMADDWD   128(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 1024(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 1056(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 1088(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 1120(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 1152(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 1184(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 1216(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 1248(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 128(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 128(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -4625,123 +6930,123 @@ part5:
 	PREFETCHT0 5312(CX)
 	MOVQ       112(AX), R9
 	VPMOVSXBW  1242(CX), Y0
-	VMOVDQU    1050(CX), Y1
-	VMOVDQU    1178(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    1082(CX), Y1
+	VPMULLW    constant22<>+0(SB), Y0, Y1
+	VMOVDQU    1050(CX), Y2
 	VMOVDQU    1178(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    1082(CX), Y2
+	VMOVDQU    1178(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    1050(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    1050(CX), Y2
 	VMOVDQU    1178(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    1082(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    1082(CX), Y2
 	VMOVDQU    1178(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    1114(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    1114(CX), Y2
+	VMOVDQU    1210(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    1146(CX), Y0
 	VMOVDQU    1210(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    1146(CX), Y1
-	VMOVDQU    1210(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    1114(CX), Y1
-	VMOVDQU    1210(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    1146(CX), Y1
-	VMOVDQU    1210(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant27<>+0(SB), Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSLLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    1114(CX), Y0
+	VMOVDQU    1210(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    1146(CX), Y0
+	VMOVDQU    1210(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSRLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part6:
-	VPMADDWD   160(R11), Y0, Y1
+	VPMADDWD   160(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 1280(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 1312(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 1344(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 1376(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 1408(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 1440(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 1472(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 1504(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 160(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 160(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -4752,123 +7057,123 @@ part6:
 	PREFETCHT0 5504(CX)
 	MOVQ       112(AX), R9
 	VPMOVSXBW  1452(CX), Y0
-	VMOVDQU    1260(CX), Y1
-	VMOVDQU    1388(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    1292(CX), Y1
+	VPMULLW    constant22<>+0(SB), Y0, Y1
+	VMOVDQU    1260(CX), Y2
 	VMOVDQU    1388(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    1292(CX), Y2
+	VMOVDQU    1388(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    1260(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    1260(CX), Y2
 	VMOVDQU    1388(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    1292(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    1292(CX), Y2
 	VMOVDQU    1388(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    1324(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    1324(CX), Y2
+	VMOVDQU    1420(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    1356(CX), Y0
 	VMOVDQU    1420(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    1356(CX), Y1
-	VMOVDQU    1420(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    1324(CX), Y1
-	VMOVDQU    1420(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    1356(CX), Y1
-	VMOVDQU    1420(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant27<>+0(SB), Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSLLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    1324(CX), Y0
+	VMOVDQU    1420(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    1356(CX), Y0
+	VMOVDQU    1420(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSRLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part7:
-	VPMADDWD   192(R11), Y0, Y1
+	VPMADDWD   192(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 1536(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 1568(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 1600(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 1632(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 1664(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 1696(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 1728(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 1760(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 192(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 192(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -4880,123 +7185,123 @@ part7:
 	PREFETCHT0 5760(CX)
 	MOVQ       112(AX), R9
 	VPMOVSXBW  1662(CX), Y0
-	VMOVDQU    1470(CX), Y1
-	VMOVDQU    1598(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    1502(CX), Y1
+	VPMULLW    constant22<>+0(SB), Y0, Y1
+	VMOVDQU    1470(CX), Y2
 	VMOVDQU    1598(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    1502(CX), Y2
+	VMOVDQU    1598(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    1470(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    1470(CX), Y2
 	VMOVDQU    1598(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    1502(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    1502(CX), Y2
 	VMOVDQU    1598(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant2<>+0(SB), Y2, Y2
 	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    1534(CX), Y1
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    1534(CX), Y2
+	VMOVDQU    1630(CX), Y3
+	VPAND      constant2<>+0(SB), Y2, Y2
+	VPSLLW     $0x04, Y3, Y3
+	VPAND      constant23<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    1566(CX), Y0
 	VMOVDQU    1630(CX), Y2
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x04, Y2, Y2
-	VPAND      constant22<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    1566(CX), Y1
-	VMOVDQU    1630(CX), Y3
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    1534(CX), Y1
-	VMOVDQU    1630(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    1566(CX), Y1
-	VMOVDQU    1630(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant2<>+0(SB), Y1, Y1
-	VPSRLW     $0x02, Y3, Y3
-	VPAND      constant22<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant27<>+0(SB), Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSLLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    1534(CX), Y0
+	VMOVDQU    1630(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    1566(CX), Y0
+	VMOVDQU    1630(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant2<>+0(SB), Y0, Y0
+	VPSRLW     $0x02, Y2, Y2
+	VPAND      constant23<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part8:
-	VPMADDWD    224(R11), Y0, Y1
+	VPMADDWD    224(R11), Y1, Y0
 	VMOVDQU     2304(R9), Y2
 	VPMADDUBSW  1792(R10), Y2, Y2
 	VPMADDWD    2560(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2336(R9), Y2
 	VPMADDUBSW  1824(R10), Y2, Y2
 	VPMADDWD    2592(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2368(R9), Y2
 	VPMADDUBSW  1856(R10), Y2, Y2
 	VPMADDWD    2624(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2400(R9), Y2
 	VPMADDUBSW  1888(R10), Y2, Y2
 	VPMADDWD    2656(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2432(R9), Y2
 	VPMADDUBSW  1920(R10), Y2, Y2
 	VPMADDWD    2688(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2464(R9), Y2
 	VPMADDUBSW  1952(R10), Y2, Y2
 	VPMADDWD    2720(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2496(R9), Y2
 	VPMADDUBSW  1984(R10), Y2, Y2
 	VPMADDWD    2752(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2528(R9), Y2
 	VPMADDUBSW  2016(R10), Y2, Y2
 	VPMADDWD    2784(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
-	VMOVDQU     Y1, 224(R13)
+	VPADDD      Y2, Y0, Y0
+	VMOVDQU     Y0, 224(R13)
 	ADDQ        $+256, R13
 	ADDQ        40(AX), R10
 	ADDQ        56(AX), R11
@@ -5058,64 +7363,858 @@ position9:
 	VZEROUPPER
 	RET
 
-DATA constant22<>+0(SB)/8, $0x3030303030303030
-DATA constant22<>+8(SB)/8, $0x3030303030303030
-DATA constant22<>+16(SB)/8, $0x3030303030303030
-DATA constant22<>+24(SB)/8, $0x3030303030303030
-DATA constant22<>+32(SB)/8, $0x3030303030303030
-DATA constant22<>+40(SB)/8, $0x3030303030303030
-DATA constant22<>+48(SB)/8, $0x3030303030303030
-DATA constant22<>+56(SB)/8, $0x3030303030303030
+alone:
+	MOVQ        16(AX), SI
+	MOVQ        24(AX), DI
+	MOVQ        32(AX), R8
+	IMUL3Q      $+256, BX, R9
+	ADDQ        R9, SI
+	LEAQ        (DI)(BX*4), DI
+	IMUL3Q      $+32, BX, R9
+	ADDQ        R9, R8
+	PREFETCHT0  4096(CX)
+	PREFETCHT0  4160(CX)
+	PREFETCHT0  4224(CX)
+	PREFETCHT0  4288(CX)
+	MOVQ        112(AX), R9
+	VPMOVSXBW   192(CX), Y0
+	VPMULLW     constant22<>+0(SB), Y0, Y1
+	VPMADDWD    (R8), Y1, Y1
+	VMOVDQU     (CX), Y2
+	VMOVDQU     128(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  (SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     32(CX), Y2
+	VMOVDQU     128(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  32(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     (CX), Y2
+	VMOVDQU     128(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  64(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     32(CX), Y2
+	VMOVDQU     128(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  96(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     64(CX), Y2
+	VMOVDQU     160(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  128(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     96(CX), Y0
+	VMOVDQU     160(CX), Y2
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSLLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  160(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     64(CX), Y0
+	VMOVDQU     160(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  192(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     96(CX), Y0
+	VMOVDQU     160(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  224(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, (R9)
+	PREFETCHT0  4352(CX)
+	PREFETCHT0  4416(CX)
+	PREFETCHT0  4480(CX)
+	MOVQ        112(AX), R9
+	VPMOVSXBW   402(CX), Y0
+	VPMULLW     constant22<>+0(SB), Y0, Y1
+	VPMADDWD    32(R8), Y1, Y1
+	VMOVDQU     210(CX), Y2
+	VMOVDQU     338(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  256(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     242(CX), Y2
+	VMOVDQU     338(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  288(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     210(CX), Y2
+	VMOVDQU     338(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  320(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     242(CX), Y2
+	VMOVDQU     338(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  352(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     274(CX), Y2
+	VMOVDQU     370(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  384(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     306(CX), Y0
+	VMOVDQU     370(CX), Y2
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSLLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  416(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     274(CX), Y0
+	VMOVDQU     370(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  448(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     306(CX), Y0
+	VMOVDQU     370(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  480(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 32(R9)
+	PREFETCHT0  4544(CX)
+	PREFETCHT0  4608(CX)
+	PREFETCHT0  4672(CX)
+	MOVQ        112(AX), R9
+	VPMOVSXBW   612(CX), Y0
+	VPMULLW     constant22<>+0(SB), Y0, Y1
+	VPMADDWD    64(R8), Y1, Y1
+	VMOVDQU     420(CX), Y2
+	VMOVDQU     548(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  512(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     452(CX), Y2
+	VMOVDQU     548(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  544(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     420(CX), Y2
+	VMOVDQU     548(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  576(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     452(CX), Y2
+	VMOVDQU     548(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  608(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     484(CX), Y2
+	VMOVDQU     580(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  640(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     516(CX), Y0
+	VMOVDQU     580(CX), Y2
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSLLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  672(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     484(CX), Y0
+	VMOVDQU     580(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  704(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     516(CX), Y0
+	VMOVDQU     580(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  736(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 64(R9)
+	PREFETCHT0  4736(CX)
+	PREFETCHT0  4800(CX)
+	PREFETCHT0  4864(CX)
+	PREFETCHT0  4928(CX)
+	MOVQ        112(AX), R9
+	VPMOVSXBW   822(CX), Y0
+	VPMULLW     constant22<>+0(SB), Y0, Y1
+	VPMADDWD    96(R8), Y1, Y1
+	VMOVDQU     630(CX), Y2
+	VMOVDQU     758(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  768(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     662(CX), Y2
+	VMOVDQU     758(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  800(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     630(CX), Y2
+	VMOVDQU     758(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  832(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     662(CX), Y2
+	VMOVDQU     758(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  864(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     694(CX), Y2
+	VMOVDQU     790(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  896(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     726(CX), Y0
+	VMOVDQU     790(CX), Y2
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSLLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  928(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     694(CX), Y0
+	VMOVDQU     790(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  960(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     726(CX), Y0
+	VMOVDQU     790(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  992(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 96(R9)
+	PREFETCHT0  4992(CX)
+	PREFETCHT0  5056(CX)
+	PREFETCHT0  5120(CX)
+	MOVQ        112(AX), R9
+	VPMOVSXBW   1032(CX), Y0
+	VPMULLW     constant22<>+0(SB), Y0, Y1
+	VPMADDWD    128(R8), Y1, Y1
+	VMOVDQU     840(CX), Y2
+	VMOVDQU     968(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  1024(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     872(CX), Y2
+	VMOVDQU     968(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  1056(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     840(CX), Y2
+	VMOVDQU     968(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  1088(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     872(CX), Y2
+	VMOVDQU     968(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  1120(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     904(CX), Y2
+	VMOVDQU     1000(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1152(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     936(CX), Y0
+	VMOVDQU     1000(CX), Y2
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSLLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1184(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     904(CX), Y0
+	VMOVDQU     1000(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1216(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     936(CX), Y0
+	VMOVDQU     1000(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  1248(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 128(R9)
+	PREFETCHT0  5184(CX)
+	PREFETCHT0  5248(CX)
+	PREFETCHT0  5312(CX)
+	MOVQ        112(AX), R9
+	VPMOVSXBW   1242(CX), Y0
+	VPMULLW     constant22<>+0(SB), Y0, Y1
+	VPMADDWD    160(R8), Y1, Y1
+	VMOVDQU     1050(CX), Y2
+	VMOVDQU     1178(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  1280(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1082(CX), Y2
+	VMOVDQU     1178(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  1312(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1050(CX), Y2
+	VMOVDQU     1178(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  1344(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1082(CX), Y2
+	VMOVDQU     1178(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  1376(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1114(CX), Y2
+	VMOVDQU     1210(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1408(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1146(CX), Y0
+	VMOVDQU     1210(CX), Y2
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSLLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1440(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     1114(CX), Y0
+	VMOVDQU     1210(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1472(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     1146(CX), Y0
+	VMOVDQU     1210(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  1504(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 160(R9)
+	PREFETCHT0  5376(CX)
+	PREFETCHT0  5440(CX)
+	PREFETCHT0  5504(CX)
+	MOVQ        112(AX), R9
+	VPMOVSXBW   1452(CX), Y0
+	VPMULLW     constant22<>+0(SB), Y0, Y1
+	VPMADDWD    192(R8), Y1, Y1
+	VMOVDQU     1260(CX), Y2
+	VMOVDQU     1388(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  1536(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1292(CX), Y2
+	VMOVDQU     1388(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  1568(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1260(CX), Y2
+	VMOVDQU     1388(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  1600(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1292(CX), Y2
+	VMOVDQU     1388(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  1632(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1324(CX), Y2
+	VMOVDQU     1420(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1664(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1356(CX), Y0
+	VMOVDQU     1420(CX), Y2
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSLLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1696(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     1324(CX), Y0
+	VMOVDQU     1420(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1728(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     1356(CX), Y0
+	VMOVDQU     1420(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  1760(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 192(R9)
+	PREFETCHT0  5568(CX)
+	PREFETCHT0  5632(CX)
+	PREFETCHT0  5696(CX)
+	PREFETCHT0  5760(CX)
+	MOVQ        112(AX), R9
+	VPMOVSXBW   1662(CX), Y0
+	VPMULLW     constant22<>+0(SB), Y0, Y1
+	VPMADDWD    224(R8), Y1, Y1
+	VMOVDQU     1470(CX), Y2
+	VMOVDQU     1598(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  1792(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1502(CX), Y2
+	VMOVDQU     1598(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  1824(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1470(CX), Y2
+	VMOVDQU     1598(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  1856(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1502(CX), Y2
+	VMOVDQU     1598(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  1888(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1534(CX), Y2
+	VMOVDQU     1630(CX), Y3
+	VPAND       constant2<>+0(SB), Y2, Y2
+	VPSLLW      $0x04, Y3, Y3
+	VPAND       constant23<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1920(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     1566(CX), Y0
+	VMOVDQU     1630(CX), Y2
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSLLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1952(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     1534(CX), Y0
+	VMOVDQU     1630(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1984(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     1566(CX), Y0
+	VMOVDQU     1630(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant23<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  2016(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 224(R9)
+	VPXOR       X0, X0, X0
+	VPXOR       X1, X1, X1
+	VPINSRW     $0x00, 208(CX), X0, X0
+	VPINSRW     $0x00, 1048(CX), X1, X1
+	VPINSRW     $0x01, 418(CX), X0, X0
+	VPINSRW     $0x01, 1258(CX), X1, X1
+	VPINSRW     $0x02, 628(CX), X0, X0
+	VPINSRW     $0x02, 1468(CX), X1, X1
+	VPINSRW     $0x03, 838(CX), X0, X0
+	VPINSRW     $0x03, 1678(CX), X1, X1
+	VPUNPCKLQDQ X1, X0, X0
+	VCVTPH2PS   X0, Y0
+	MOVQ        112(AX), SI
+	VMOVDQU     (SI), Y1
+	VMOVDQU     32(SI), Y2
+	VPHADDD     Y2, Y1, Y1
+	VMOVDQU     64(SI), Y2
+	VMOVDQU     96(SI), Y3
+	VPHADDD     Y3, Y2, Y2
+	VPHADDD     Y2, Y1, Y1
+	VMOVDQU     128(SI), Y2
+	VMOVDQU     160(SI), Y3
+	VPHADDD     Y3, Y2, Y2
+	VMOVDQU     192(SI), Y3
+	VMOVDQU     224(SI), Y4
+	VPHADDD     Y4, Y3, Y3
+	VPHADDD     Y3, Y2, Y2
+	VPERM2I128  $0x20, Y2, Y1, Y3
+	VPERM2I128  $0x31, Y2, Y1, Y1
+	VPADDD      Y1, Y3, Y3
+	ADDQ        $+256, SI
+	VCVTDQ2PS   Y3, Y3
+	VMULPS      Y0, Y3, Y3
+	VMULPS      (DI), Y3, Y3
+	VMOVUPS     Y3, (DX)
+	ADDQ        $+1680, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         alone
+	VZEROUPPER
+	RET
+
+DATA constant22<>+0(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant22<>+8(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant22<>+16(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant22<>+24(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant22<>+32(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant22<>+40(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant22<>+48(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant22<>+56(SB)/8, $0xffe0ffe0ffe0ffe0
 GLOBL constant22<>(SB), RODATA|NOPTR, $64
 
-DATA constant23<>+0(SB)/8, $0x0100010001000100
-DATA constant23<>+8(SB)/8, $0x0100010001000100
-DATA constant23<>+16(SB)/8, $0x0302030203020302
-DATA constant23<>+24(SB)/8, $0x0302030203020302
-DATA constant23<>+32(SB)/8, $0x0100010001000100
-DATA constant23<>+40(SB)/8, $0x0100010001000100
-DATA constant23<>+48(SB)/8, $0x0302030203020302
-DATA constant23<>+56(SB)/8, $0x0302030203020302
+DATA constant23<>+0(SB)/8, $0x3030303030303030
+DATA constant23<>+8(SB)/8, $0x3030303030303030
+DATA constant23<>+16(SB)/8, $0x3030303030303030
+DATA constant23<>+24(SB)/8, $0x3030303030303030
+DATA constant23<>+32(SB)/8, $0x3030303030303030
+DATA constant23<>+40(SB)/8, $0x3030303030303030
+DATA constant23<>+48(SB)/8, $0x3030303030303030
+DATA constant23<>+56(SB)/8, $0x3030303030303030
 GLOBL constant23<>(SB), RODATA|NOPTR, $64
 
-DATA constant24<>+0(SB)/8, $0x0504050405040504
-DATA constant24<>+8(SB)/8, $0x0504050405040504
-DATA constant24<>+16(SB)/8, $0x0706070607060706
-DATA constant24<>+24(SB)/8, $0x0706070607060706
-DATA constant24<>+32(SB)/8, $0x0504050405040504
-DATA constant24<>+40(SB)/8, $0x0504050405040504
-DATA constant24<>+48(SB)/8, $0x0706070607060706
-DATA constant24<>+56(SB)/8, $0x0706070607060706
+DATA constant24<>+0(SB)/8, $0x0100010001000100
+DATA constant24<>+8(SB)/8, $0x0100010001000100
+DATA constant24<>+16(SB)/8, $0x0302030203020302
+DATA constant24<>+24(SB)/8, $0x0302030203020302
+DATA constant24<>+32(SB)/8, $0x0100010001000100
+DATA constant24<>+40(SB)/8, $0x0100010001000100
+DATA constant24<>+48(SB)/8, $0x0302030203020302
+DATA constant24<>+56(SB)/8, $0x0302030203020302
 GLOBL constant24<>(SB), RODATA|NOPTR, $64
 
-DATA constant25<>+0(SB)/8, $0x0908090809080908
-DATA constant25<>+8(SB)/8, $0x0908090809080908
-DATA constant25<>+16(SB)/8, $0x0b0a0b0a0b0a0b0a
-DATA constant25<>+24(SB)/8, $0x0b0a0b0a0b0a0b0a
-DATA constant25<>+32(SB)/8, $0x0908090809080908
-DATA constant25<>+40(SB)/8, $0x0908090809080908
-DATA constant25<>+48(SB)/8, $0x0b0a0b0a0b0a0b0a
-DATA constant25<>+56(SB)/8, $0x0b0a0b0a0b0a0b0a
+DATA constant25<>+0(SB)/8, $0x0504050405040504
+DATA constant25<>+8(SB)/8, $0x0504050405040504
+DATA constant25<>+16(SB)/8, $0x0706070607060706
+DATA constant25<>+24(SB)/8, $0x0706070607060706
+DATA constant25<>+32(SB)/8, $0x0504050405040504
+DATA constant25<>+40(SB)/8, $0x0504050405040504
+DATA constant25<>+48(SB)/8, $0x0706070607060706
+DATA constant25<>+56(SB)/8, $0x0706070607060706
 GLOBL constant25<>(SB), RODATA|NOPTR, $64
 
-DATA constant26<>+0(SB)/8, $0x0d0c0d0c0d0c0d0c
-DATA constant26<>+8(SB)/8, $0x0d0c0d0c0d0c0d0c
-DATA constant26<>+16(SB)/8, $0x0f0e0f0e0f0e0f0e
-DATA constant26<>+24(SB)/8, $0x0f0e0f0e0f0e0f0e
-DATA constant26<>+32(SB)/8, $0x0d0c0d0c0d0c0d0c
-DATA constant26<>+40(SB)/8, $0x0d0c0d0c0d0c0d0c
-DATA constant26<>+48(SB)/8, $0x0f0e0f0e0f0e0f0e
-DATA constant26<>+56(SB)/8, $0x0f0e0f0e0f0e0f0e
+DATA constant26<>+0(SB)/8, $0x0908090809080908
+DATA constant26<>+8(SB)/8, $0x0908090809080908
+DATA constant26<>+16(SB)/8, $0x0b0a0b0a0b0a0b0a
+DATA constant26<>+24(SB)/8, $0x0b0a0b0a0b0a0b0a
+DATA constant26<>+32(SB)/8, $0x0908090809080908
+DATA constant26<>+40(SB)/8, $0x0908090809080908
+DATA constant26<>+48(SB)/8, $0x0b0a0b0a0b0a0b0a
+DATA constant26<>+56(SB)/8, $0x0b0a0b0a0b0a0b0a
 GLOBL constant26<>(SB), RODATA|NOPTR, $64
 
-DATA constant27<>+0(SB)/8, $0xffe0ffe0ffe0ffe0
-DATA constant27<>+8(SB)/8, $0xffe0ffe0ffe0ffe0
-DATA constant27<>+16(SB)/8, $0xffe0ffe0ffe0ffe0
-DATA constant27<>+24(SB)/8, $0xffe0ffe0ffe0ffe0
-DATA constant27<>+32(SB)/8, $0xffe0ffe0ffe0ffe0
-DATA constant27<>+40(SB)/8, $0xffe0ffe0ffe0ffe0
-DATA constant27<>+48(SB)/8, $0xffe0ffe0ffe0ffe0
-DATA constant27<>+56(SB)/8, $0xffe0ffe0ffe0ffe0
+DATA constant27<>+0(SB)/8, $0x0d0c0d0c0d0c0d0c
+DATA constant27<>+8(SB)/8, $0x0d0c0d0c0d0c0d0c
+DATA constant27<>+16(SB)/8, $0x0f0e0f0e0f0e0f0e
+DATA constant27<>+24(SB)/8, $0x0f0e0f0e0f0e0f0e
+DATA constant27<>+32(SB)/8, $0x0d0c0d0c0d0c0d0c
+DATA constant27<>+40(SB)/8, $0x0d0c0d0c0d0c0d0c
+DATA constant27<>+48(SB)/8, $0x0f0e0f0e0f0e0f0e
+DATA constant27<>+56(SB)/8, $0x0f0e0f0e0f0e0f0e
 GLOBL constant27<>(SB), RODATA|NOPTR, $64
 
 // func rowsQ3_KAVX2(a *rowArgs)
@@ -5125,6 +8224,8 @@ TEXT ·rowsQ3_KAVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ       16(AX), SI
@@ -5149,126 +8250,126 @@ group:
 	VPOR       X1, X0, X0
 	VPSUBB     constant33<>+0(SB), X0, X0
 	VPMOVSXBW  X0, Y0
-	VMOVDQU    32(CX), Y1
-	VMOVDQU    (CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    32(CX), Y1
+	VPMULLW    constant34<>+0(SB), Y0, Y1
+	VMOVDQU    32(CX), Y2
 	VMOVDQU    (CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    32(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    32(CX), Y2
 	VMOVDQU    (CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    32(CX), Y1
-	VMOVDQU    (CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    64(CX), Y1
-	VMOVDQU    (CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
 	VPSRLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    64(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    32(CX), Y2
 	VMOVDQU    (CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x03, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    64(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    32(CX), Y2
 	VMOVDQU    (CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x04, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    64(CX), Y1
+	VPSRLW     $0x06, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    64(CX), Y2
 	VMOVDQU    (CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x05, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant35<>+0(SB), Y0, Y0
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    64(CX), Y0
+	VMOVDQU    (CX), Y2
+	VPSRLW     $0x02, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x03, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    64(CX), Y0
+	VMOVDQU    (CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    64(CX), Y0
+	VMOVDQU    (CX), Y2
+	VPSRLW     $0x06, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x05, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part1:
-	VPMADDWD   (R11), Y0, Y1
+	VPMADDWD   (R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW (R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 32(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 64(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 96(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 128(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 160(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 192(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 224(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, (R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, (R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -5288,126 +8389,126 @@ part1:
 	VPOR       X1, X0, X0
 	VPSUBB     constant33<>+0(SB), X0, X0
 	VPMOVSXBW  X0, Y0
-	VMOVDQU    142(CX), Y1
-	VMOVDQU    110(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    142(CX), Y1
+	VPMULLW    constant34<>+0(SB), Y0, Y1
+	VMOVDQU    142(CX), Y2
 	VMOVDQU    110(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    142(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    142(CX), Y2
 	VMOVDQU    110(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    142(CX), Y1
-	VMOVDQU    110(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    174(CX), Y1
-	VMOVDQU    110(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
 	VPSRLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    174(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    142(CX), Y2
 	VMOVDQU    110(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x03, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    174(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    142(CX), Y2
 	VMOVDQU    110(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x04, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    174(CX), Y1
+	VPSRLW     $0x06, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    174(CX), Y2
 	VMOVDQU    110(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x05, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant35<>+0(SB), Y0, Y0
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    174(CX), Y0
+	VMOVDQU    110(CX), Y2
+	VPSRLW     $0x02, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x03, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    174(CX), Y0
+	VMOVDQU    110(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    174(CX), Y0
+	VMOVDQU    110(CX), Y2
+	VPSRLW     $0x06, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x05, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part2:
-	VPMADDWD   32(R11), Y0, Y1
+	VPMADDWD   32(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 256(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 288(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 320(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 352(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 384(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 416(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 448(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 480(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 32(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 32(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -5427,126 +8528,126 @@ part2:
 	VPOR       X1, X0, X0
 	VPSUBB     constant33<>+0(SB), X0, X0
 	VPMOVSXBW  X0, Y0
-	VMOVDQU    252(CX), Y1
-	VMOVDQU    220(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    252(CX), Y1
+	VPMULLW    constant34<>+0(SB), Y0, Y1
+	VMOVDQU    252(CX), Y2
 	VMOVDQU    220(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    252(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    252(CX), Y2
 	VMOVDQU    220(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    252(CX), Y1
-	VMOVDQU    220(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    284(CX), Y1
-	VMOVDQU    220(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
 	VPSRLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    284(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    252(CX), Y2
 	VMOVDQU    220(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x03, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    284(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    252(CX), Y2
 	VMOVDQU    220(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x04, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    284(CX), Y1
+	VPSRLW     $0x06, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    284(CX), Y2
 	VMOVDQU    220(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x05, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant35<>+0(SB), Y0, Y0
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    284(CX), Y0
+	VMOVDQU    220(CX), Y2
+	VPSRLW     $0x02, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x03, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    284(CX), Y0
+	VMOVDQU    220(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    284(CX), Y0
+	VMOVDQU    220(CX), Y2
+	VPSRLW     $0x06, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x05, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part3:
-	VPMADDWD   64(R11), Y0, Y1
+	VPMADDWD   64(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 512(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 544(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 576(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 608(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 640(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 672(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 704(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 736(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 64(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 64(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -5565,126 +8666,126 @@ part3:
 	VPOR       X1, X0, X0
 	VPSUBB     constant33<>+0(SB), X0, X0
 	VPMOVSXBW  X0, Y0
-	VMOVDQU    362(CX), Y1
-	VMOVDQU    330(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    362(CX), Y1
+	VPMULLW    constant34<>+0(SB), Y0, Y1
+	VMOVDQU    362(CX), Y2
 	VMOVDQU    330(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    362(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    362(CX), Y2
 	VMOVDQU    330(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    362(CX), Y1
-	VMOVDQU    330(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    394(CX), Y1
-	VMOVDQU    330(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
 	VPSRLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    394(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    362(CX), Y2
 	VMOVDQU    330(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x03, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    394(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    362(CX), Y2
 	VMOVDQU    330(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x04, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    394(CX), Y1
+	VPSRLW     $0x06, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    394(CX), Y2
 	VMOVDQU    330(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x05, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant35<>+0(SB), Y0, Y0
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    394(CX), Y0
+	VMOVDQU    330(CX), Y2
+	VPSRLW     $0x02, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x03, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    394(CX), Y0
+	VMOVDQU    330(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    394(CX), Y0
+	VMOVDQU    330(CX), Y2
+	VPSRLW     $0x06, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x05, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part4:
-	VPMADDWD   96(R11), Y0, Y1
+	VPMADDWD   96(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 768(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 800(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 832(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 864(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 896(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 928(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 960(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 992(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 96(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 96(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -5704,126 +8805,126 @@ part4:
 	VPOR       X1, X0, X0
 	VPSUBB     constant33<>+0(SB), X0, X0
 	VPMOVSXBW  X0, Y0
-	VMOVDQU    472(CX), Y1
-	VMOVDQU    440(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    472(CX), Y1
+	VPMULLW    constant34<>+0(SB), Y0, Y1
+	VMOVDQU    472(CX), Y2
 	VMOVDQU    440(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    472(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    472(CX), Y2
 	VMOVDQU    440(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    472(CX), Y1
-	VMOVDQU    440(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    504(CX), Y1
-	VMOVDQU    440(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
 	VPSRLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    504(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    472(CX), Y2
 	VMOVDQU    440(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x03, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    504(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    472(CX), Y2
 	VMOVDQU    440(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x04, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    504(CX), Y1
+	VPSRLW     $0x06, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    504(CX), Y2
 	VMOVDQU    440(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x05, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant35<>+0(SB), Y0, Y0
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    504(CX), Y0
+	VMOVDQU    440(CX), Y2
+	VPSRLW     $0x02, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x03, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    504(CX), Y0
+	VMOVDQU    440(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    504(CX), Y0
+	VMOVDQU    440(CX), Y2
+	VPSRLW     $0x06, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x05, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part5:
-	VPMADDWD   128(R11), Y0, Y1
+	VPMADDWD   128(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 1024(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 1056(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 1088(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 1120(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 1152(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 1184(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 1216(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 1248(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 128(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 128(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -5843,126 +8944,126 @@ part5:
 	VPOR       X1, X0, X0
 	VPSUBB     constant33<>+0(SB), X0, X0
 	VPMOVSXBW  X0, Y0
-	VMOVDQU    582(CX), Y1
-	VMOVDQU    550(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    582(CX), Y1
+	VPMULLW    constant34<>+0(SB), Y0, Y1
+	VMOVDQU    582(CX), Y2
 	VMOVDQU    550(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    582(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    582(CX), Y2
 	VMOVDQU    550(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    582(CX), Y1
-	VMOVDQU    550(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    614(CX), Y1
-	VMOVDQU    550(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
 	VPSRLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    614(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    582(CX), Y2
 	VMOVDQU    550(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x03, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    614(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    582(CX), Y2
 	VMOVDQU    550(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x04, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    614(CX), Y1
+	VPSRLW     $0x06, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    614(CX), Y2
 	VMOVDQU    550(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x05, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant35<>+0(SB), Y0, Y0
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    614(CX), Y0
+	VMOVDQU    550(CX), Y2
+	VPSRLW     $0x02, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x03, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    614(CX), Y0
+	VMOVDQU    550(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    614(CX), Y0
+	VMOVDQU    550(CX), Y2
+	VPSRLW     $0x06, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x05, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part6:
-	VPMADDWD   160(R11), Y0, Y1
+	VPMADDWD   160(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 1280(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 1312(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 1344(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 1376(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 1408(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 1440(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 1472(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 1504(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 160(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 160(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -5982,126 +9083,126 @@ part6:
 	VPOR       X1, X0, X0
 	VPSUBB     constant33<>+0(SB), X0, X0
 	VPMOVSXBW  X0, Y0
-	VMOVDQU    692(CX), Y1
-	VMOVDQU    660(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    692(CX), Y1
+	VPMULLW    constant34<>+0(SB), Y0, Y1
+	VMOVDQU    692(CX), Y2
 	VMOVDQU    660(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    692(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    692(CX), Y2
 	VMOVDQU    660(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    692(CX), Y1
-	VMOVDQU    660(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    724(CX), Y1
-	VMOVDQU    660(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
 	VPSRLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    724(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    692(CX), Y2
 	VMOVDQU    660(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x03, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    724(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    692(CX), Y2
 	VMOVDQU    660(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x04, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    724(CX), Y1
+	VPSRLW     $0x06, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    724(CX), Y2
 	VMOVDQU    660(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x05, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant35<>+0(SB), Y0, Y0
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    724(CX), Y0
+	VMOVDQU    660(CX), Y2
+	VPSRLW     $0x02, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x03, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    724(CX), Y0
+	VMOVDQU    660(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    724(CX), Y0
+	VMOVDQU    660(CX), Y2
+	VPSRLW     $0x06, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x05, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part7:
-	VPMADDWD   192(R11), Y0, Y1
+	VPMADDWD   192(R11), Y1, Y0
 	VMOVDQU    2304(R9), Y2
 	VPMADDUBSW 1536(R10), Y2, Y2
 	VPMADDWD   2560(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2336(R9), Y2
 	VPMADDUBSW 1568(R10), Y2, Y2
 	VPMADDWD   2592(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y2
 	VPMADDUBSW 1600(R10), Y2, Y2
 	VPMADDWD   2624(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y2
 	VPMADDUBSW 1632(R10), Y2, Y2
 	VPMADDWD   2656(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y2
 	VPMADDUBSW 1664(R10), Y2, Y2
 	VPMADDWD   2688(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y2
 	VPMADDUBSW 1696(R10), Y2, Y2
 	VPMADDWD   2720(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y2
 	VPMADDUBSW 1728(R10), Y2, Y2
 	VPMADDWD   2752(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y2
 	VPMADDUBSW 1760(R10), Y2, Y2
 	VPMADDWD   2784(R9), Y2, Y2
-	VPADDD     Y2, Y1, Y1
-	VMOVDQU    Y1, 192(R13)
+	VPADDD     Y2, Y0, Y0
+	VMOVDQU    Y0, 192(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
 	ADDQ       56(AX), R11
@@ -6120,126 +9221,126 @@ part7:
 	VPOR       X1, X0, X0
 	VPSUBB     constant33<>+0(SB), X0, X0
 	VPMOVSXBW  X0, Y0
-	VMOVDQU    802(CX), Y1
-	VMOVDQU    770(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
-	VMOVDQU    802(CX), Y1
+	VPMULLW    constant34<>+0(SB), Y0, Y1
+	VMOVDQU    802(CX), Y2
 	VMOVDQU    770(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSLLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
-	VMOVDQU    802(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x00, Y0, Y0, Y4
+	VPSHUFB    constant24<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2304(R9)
+	VMOVDQU    Y3, 2560(R9)
+	VMOVDQU    802(CX), Y2
 	VMOVDQU    770(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
-	VMOVDQU    802(CX), Y1
-	VMOVDQU    770(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x01, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
-	VMOVDQU    834(CX), Y1
-	VMOVDQU    770(CX), Y2
-	VPAND      constant32<>+0(SB), Y1, Y1
 	VPSRLW     $0x02, Y2, Y2
-	VPAND      constant34<>+0(SB), Y2, Y2
-	VPOR       Y2, Y1, Y1
-	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2688(R9)
-	VMOVDQU    834(CX), Y1
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSLLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant25<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2336(R9)
+	VMOVDQU    Y3, 2592(R9)
+	VMOVDQU    802(CX), Y2
 	VMOVDQU    770(CX), Y3
-	VPSRLW     $0x02, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x03, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2720(R9)
-	VMOVDQU    834(CX), Y1
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant26<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2368(R9)
+	VMOVDQU    Y3, 2624(R9)
+	VMOVDQU    802(CX), Y2
 	VMOVDQU    770(CX), Y3
-	VPSRLW     $0x04, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x04, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2752(R9)
-	VMOVDQU    834(CX), Y1
+	VPSRLW     $0x06, Y2, Y2
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x01, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPSHUFB    constant27<>+0(SB), Y4, Y3
+	VMOVDQU    Y2, 2400(R9)
+	VMOVDQU    Y3, 2656(R9)
+	VMOVDQU    834(CX), Y2
 	VMOVDQU    770(CX), Y3
-	VPSRLW     $0x06, Y1, Y1
-	VPAND      constant32<>+0(SB), Y1, Y1
-	VPSRLW     $0x05, Y3, Y3
-	VPAND      constant34<>+0(SB), Y3, Y3
-	VPOR       Y3, Y1, Y1
-	VMOVDQU    Y1, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2784(R9)
-	VPMULLW    constant35<>+0(SB), Y0, Y0
+	VPAND      constant32<>+0(SB), Y2, Y2
+	VPSRLW     $0x02, Y3, Y3
+	VPAND      constant35<>+0(SB), Y3, Y3
+	VPOR       Y3, Y2, Y2
+	VPERM2I128 $0x11, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y0
+	VMOVDQU    Y2, 2432(R9)
+	VMOVDQU    Y0, 2688(R9)
+	VMOVDQU    834(CX), Y0
+	VMOVDQU    770(CX), Y2
+	VPSRLW     $0x02, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x03, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2464(R9)
+	VMOVDQU    Y2, 2720(R9)
+	VMOVDQU    834(CX), Y0
+	VMOVDQU    770(CX), Y2
+	VPSRLW     $0x04, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x04, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2496(R9)
+	VMOVDQU    Y2, 2752(R9)
+	VMOVDQU    834(CX), Y0
+	VMOVDQU    770(CX), Y2
+	VPSRLW     $0x06, Y0, Y0
+	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSRLW     $0x05, Y2, Y2
+	VPAND      constant35<>+0(SB), Y2, Y2
+	VPOR       Y2, Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
+	VMOVDQU    Y0, 2528(R9)
+	VMOVDQU    Y2, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
 	MOVQ       88(AX), R12
 
 part8:
-	VPMADDWD    224(R11), Y0, Y1
+	VPMADDWD    224(R11), Y1, Y0
 	VMOVDQU     2304(R9), Y2
 	VPMADDUBSW  1792(R10), Y2, Y2
 	VPMADDWD    2560(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2336(R9), Y2
 	VPMADDUBSW  1824(R10), Y2, Y2
 	VPMADDWD    2592(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2368(R9), Y2
 	VPMADDUBSW  1856(R10), Y2, Y2
 	VPMADDWD    2624(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2400(R9), Y2
 	VPMADDUBSW  1888(R10), Y2, Y2
 	VPMADDWD    2656(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2432(R9), Y2
 	VPMADDUBSW  1920(R10), Y2, Y2
 	VPMADDWD    2688(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2464(R9), Y2
 	VPMADDUBSW  1952(R10), Y2, Y2
 	VPMADDWD    2720(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2496(R9), Y2
 	VPMADDUBSW  1984(R10), Y2, Y2
 	VPMADDWD    2752(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2528(R9), Y2
 	VPMADDUBSW  2016(R10), Y2, Y2
 	VPMADDWD    2784(R9), Y2, Y2
-	VPADDD      Y2, Y1, Y1
-	VMOVDQU     Y1, 224(R13)
+	VPADDD      Y2, Y0, Y0
+	VMOVDQU     Y0, 224(R13)
 	ADDQ        $+256, R13
 	ADDQ        40(AX), R10
 	ADDQ        56(AX), R11
@@ -6298,6 +9399,891 @@ position9:
 	CMOVQGE    R9, BX
 	DECQ       8(AX)
 	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ        16(AX), SI
+	MOVQ        24(AX), DI
+	MOVQ        32(AX), R8
+	IMUL3Q      $+256, BX, R9
+	ADDQ        R9, SI
+	LEAQ        (DI)(BX*4), DI
+	IMUL3Q      $+32, BX, R9
+	ADDQ        R9, R8
+	PREFETCHT0  4096(CX)
+	PREFETCHT0  4160(CX)
+	MOVQ        112(AX), R9
+	VMOVDQU     94(CX), X0
+	VPSHUFB     constant28<>+0(SB), X0, X1
+	VPSHUFB     constant29<>+0(SB), X0, X0
+	VPSRLVQ     constant30<>+0(SB), X0, X0
+	VPSRLVD     constant31<>+0(SB), X1, X1
+	VPAND       constant2<>+0(SB), X0, X0
+	VPAND       constant32<>+0(SB), X1, X1
+	VPSLLW      $0x04, X1, X1
+	VPOR        X1, X0, X0
+	VPSUBB      constant33<>+0(SB), X0, X0
+	VPMOVSXBW   X0, Y0
+	VPMULLW     constant34<>+0(SB), Y0, Y1
+	VPMADDWD    (R8), Y1, Y1
+	VMOVDQU     32(CX), Y2
+	VMOVDQU     (CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  (SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     32(CX), Y2
+	VMOVDQU     (CX), Y3
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  32(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     32(CX), Y2
+	VMOVDQU     (CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  64(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     32(CX), Y2
+	VMOVDQU     (CX), Y3
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  96(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     64(CX), Y2
+	VMOVDQU     (CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  128(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     64(CX), Y0
+	VMOVDQU     (CX), Y2
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x03, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  160(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     64(CX), Y0
+	VMOVDQU     (CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  192(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     64(CX), Y0
+	VMOVDQU     (CX), Y2
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x05, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  224(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, (R9)
+	PREFETCHT0  4224(CX)
+	PREFETCHT0  4288(CX)
+	MOVQ        112(AX), R9
+	VMOVDQU     204(CX), X0
+	VPSHUFB     constant28<>+0(SB), X0, X1
+	VPSHUFB     constant29<>+0(SB), X0, X0
+	VPSRLVQ     constant30<>+0(SB), X0, X0
+	VPSRLVD     constant31<>+0(SB), X1, X1
+	VPAND       constant2<>+0(SB), X0, X0
+	VPAND       constant32<>+0(SB), X1, X1
+	VPSLLW      $0x04, X1, X1
+	VPOR        X1, X0, X0
+	VPSUBB      constant33<>+0(SB), X0, X0
+	VPMOVSXBW   X0, Y0
+	VPMULLW     constant34<>+0(SB), Y0, Y1
+	VPMADDWD    32(R8), Y1, Y1
+	VMOVDQU     142(CX), Y2
+	VMOVDQU     110(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  256(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     142(CX), Y2
+	VMOVDQU     110(CX), Y3
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  288(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     142(CX), Y2
+	VMOVDQU     110(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  320(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     142(CX), Y2
+	VMOVDQU     110(CX), Y3
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  352(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     174(CX), Y2
+	VMOVDQU     110(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  384(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     174(CX), Y0
+	VMOVDQU     110(CX), Y2
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x03, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  416(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     174(CX), Y0
+	VMOVDQU     110(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  448(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     174(CX), Y0
+	VMOVDQU     110(CX), Y2
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x05, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  480(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 32(R9)
+	PREFETCHT0  4352(CX)
+	PREFETCHT0  4416(CX)
+	MOVQ        112(AX), R9
+	VMOVDQU     314(CX), X0
+	VPSHUFB     constant28<>+0(SB), X0, X1
+	VPSHUFB     constant29<>+0(SB), X0, X0
+	VPSRLVQ     constant30<>+0(SB), X0, X0
+	VPSRLVD     constant31<>+0(SB), X1, X1
+	VPAND       constant2<>+0(SB), X0, X0
+	VPAND       constant32<>+0(SB), X1, X1
+	VPSLLW      $0x04, X1, X1
+	VPOR        X1, X0, X0
+	VPSUBB      constant33<>+0(SB), X0, X0
+	VPMOVSXBW   X0, Y0
+	VPMULLW     constant34<>+0(SB), Y0, Y1
+	VPMADDWD    64(R8), Y1, Y1
+	VMOVDQU     252(CX), Y2
+	VMOVDQU     220(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  512(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     252(CX), Y2
+	VMOVDQU     220(CX), Y3
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  544(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     252(CX), Y2
+	VMOVDQU     220(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  576(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     252(CX), Y2
+	VMOVDQU     220(CX), Y3
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  608(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     284(CX), Y2
+	VMOVDQU     220(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  640(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     284(CX), Y0
+	VMOVDQU     220(CX), Y2
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x03, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  672(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     284(CX), Y0
+	VMOVDQU     220(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  704(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     284(CX), Y0
+	VMOVDQU     220(CX), Y2
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x05, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  736(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 64(R9)
+	PREFETCHT0  4480(CX)
+	MOVQ        112(AX), R9
+	VMOVDQU     424(CX), X0
+	VPSHUFB     constant28<>+0(SB), X0, X1
+	VPSHUFB     constant29<>+0(SB), X0, X0
+	VPSRLVQ     constant30<>+0(SB), X0, X0
+	VPSRLVD     constant31<>+0(SB), X1, X1
+	VPAND       constant2<>+0(SB), X0, X0
+	VPAND       constant32<>+0(SB), X1, X1
+	VPSLLW      $0x04, X1, X1
+	VPOR        X1, X0, X0
+	VPSUBB      constant33<>+0(SB), X0, X0
+	VPMOVSXBW   X0, Y0
+	VPMULLW     constant34<>+0(SB), Y0, Y1
+	VPMADDWD    96(R8), Y1, Y1
+	VMOVDQU     362(CX), Y2
+	VMOVDQU     330(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  768(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     362(CX), Y2
+	VMOVDQU     330(CX), Y3
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  800(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     362(CX), Y2
+	VMOVDQU     330(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  832(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     362(CX), Y2
+	VMOVDQU     330(CX), Y3
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  864(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     394(CX), Y2
+	VMOVDQU     330(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  896(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     394(CX), Y0
+	VMOVDQU     330(CX), Y2
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x03, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  928(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     394(CX), Y0
+	VMOVDQU     330(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  960(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     394(CX), Y0
+	VMOVDQU     330(CX), Y2
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x05, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  992(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 96(R9)
+	PREFETCHT0  4544(CX)
+	PREFETCHT0  4608(CX)
+	MOVQ        112(AX), R9
+	VMOVDQU     534(CX), X0
+	VPSHUFB     constant28<>+0(SB), X0, X1
+	VPSHUFB     constant29<>+0(SB), X0, X0
+	VPSRLVQ     constant30<>+0(SB), X0, X0
+	VPSRLVD     constant31<>+0(SB), X1, X1
+	VPAND       constant2<>+0(SB), X0, X0
+	VPAND       constant32<>+0(SB), X1, X1
+	VPSLLW      $0x04, X1, X1
+	VPOR        X1, X0, X0
+	VPSUBB      constant33<>+0(SB), X0, X0
+	VPMOVSXBW   X0, Y0
+	VPMULLW     constant34<>+0(SB), Y0, Y1
+	VPMADDWD    128(R8), Y1, Y1
+	VMOVDQU     472(CX), Y2
+	VMOVDQU     440(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  1024(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     472(CX), Y2
+	VMOVDQU     440(CX), Y3
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  1056(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     472(CX), Y2
+	VMOVDQU     440(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  1088(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     472(CX), Y2
+	VMOVDQU     440(CX), Y3
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  1120(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     504(CX), Y2
+	VMOVDQU     440(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1152(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     504(CX), Y0
+	VMOVDQU     440(CX), Y2
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x03, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1184(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     504(CX), Y0
+	VMOVDQU     440(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1216(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     504(CX), Y0
+	VMOVDQU     440(CX), Y2
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x05, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  1248(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 128(R9)
+	PREFETCHT0  4672(CX)
+	PREFETCHT0  4736(CX)
+	MOVQ        112(AX), R9
+	VMOVDQU     644(CX), X0
+	VPSHUFB     constant28<>+0(SB), X0, X1
+	VPSHUFB     constant29<>+0(SB), X0, X0
+	VPSRLVQ     constant30<>+0(SB), X0, X0
+	VPSRLVD     constant31<>+0(SB), X1, X1
+	VPAND       constant2<>+0(SB), X0, X0
+	VPAND       constant32<>+0(SB), X1, X1
+	VPSLLW      $0x04, X1, X1
+	VPOR        X1, X0, X0
+	VPSUBB      constant33<>+0(SB), X0, X0
+	VPMOVSXBW   X0, Y0
+	VPMULLW     constant34<>+0(SB), Y0, Y1
+	VPMADDWD    160(R8), Y1, Y1
+	VMOVDQU     582(CX), Y2
+	VMOVDQU     550(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  1280(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     582(CX), Y2
+	VMOVDQU     550(CX), Y3
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  1312(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     582(CX), Y2
+	VMOVDQU     550(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  1344(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     582(CX), Y2
+	VMOVDQU     550(CX), Y3
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  1376(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     614(CX), Y2
+	VMOVDQU     550(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1408(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     614(CX), Y0
+	VMOVDQU     550(CX), Y2
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x03, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1440(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     614(CX), Y0
+	VMOVDQU     550(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1472(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     614(CX), Y0
+	VMOVDQU     550(CX), Y2
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x05, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  1504(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 160(R9)
+	PREFETCHT0  4800(CX)
+	PREFETCHT0  4864(CX)
+	MOVQ        112(AX), R9
+	VMOVDQU     754(CX), X0
+	VPSHUFB     constant28<>+0(SB), X0, X1
+	VPSHUFB     constant29<>+0(SB), X0, X0
+	VPSRLVQ     constant30<>+0(SB), X0, X0
+	VPSRLVD     constant31<>+0(SB), X1, X1
+	VPAND       constant2<>+0(SB), X0, X0
+	VPAND       constant32<>+0(SB), X1, X1
+	VPSLLW      $0x04, X1, X1
+	VPOR        X1, X0, X0
+	VPSUBB      constant33<>+0(SB), X0, X0
+	VPMOVSXBW   X0, Y0
+	VPMULLW     constant34<>+0(SB), Y0, Y1
+	VPMADDWD    192(R8), Y1, Y1
+	VMOVDQU     692(CX), Y2
+	VMOVDQU     660(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  1536(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     692(CX), Y2
+	VMOVDQU     660(CX), Y3
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  1568(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     692(CX), Y2
+	VMOVDQU     660(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  1600(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     692(CX), Y2
+	VMOVDQU     660(CX), Y3
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  1632(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     724(CX), Y2
+	VMOVDQU     660(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1664(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     724(CX), Y0
+	VMOVDQU     660(CX), Y2
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x03, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1696(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     724(CX), Y0
+	VMOVDQU     660(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1728(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     724(CX), Y0
+	VMOVDQU     660(CX), Y2
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x05, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  1760(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 192(R9)
+	PREFETCHT0  4928(CX)
+	MOVQ        112(AX), R9
+	VMOVDQU     864(CX), X0
+	VPSHUFB     constant28<>+0(SB), X0, X1
+	VPSHUFB     constant29<>+0(SB), X0, X0
+	VPSRLVQ     constant30<>+0(SB), X0, X0
+	VPSRLVD     constant31<>+0(SB), X1, X1
+	VPAND       constant2<>+0(SB), X0, X0
+	VPAND       constant32<>+0(SB), X1, X1
+	VPSLLW      $0x04, X1, X1
+	VPOR        X1, X0, X0
+	VPSUBB      constant33<>+0(SB), X0, X0
+	VPMOVSXBW   X0, Y0
+	VPMULLW     constant34<>+0(SB), Y0, Y1
+	VPMADDWD    224(R8), Y1, Y1
+	VMOVDQU     802(CX), Y2
+	VMOVDQU     770(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x00, Y0, Y0, Y4
+	VPSHUFB     constant24<>+0(SB), Y4, Y3
+	VPMADDUBSW  1792(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     802(CX), Y2
+	VMOVDQU     770(CX), Y3
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSLLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y4, Y3
+	VPMADDUBSW  1824(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     802(CX), Y2
+	VMOVDQU     770(CX), Y3
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y4, Y3
+	VPMADDUBSW  1856(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     802(CX), Y2
+	VMOVDQU     770(CX), Y3
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x01, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y4, Y3
+	VPMADDUBSW  1888(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     834(CX), Y2
+	VMOVDQU     770(CX), Y3
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSRLW      $0x02, Y3, Y3
+	VPAND       constant35<>+0(SB), Y3, Y3
+	VPOR        Y3, Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1920(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     834(CX), Y0
+	VMOVDQU     770(CX), Y2
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x03, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1952(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     834(CX), Y0
+	VMOVDQU     770(CX), Y2
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1984(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     834(CX), Y0
+	VMOVDQU     770(CX), Y2
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSRLW      $0x05, Y2, Y2
+	VPAND       constant35<>+0(SB), Y2, Y2
+	VPOR        Y2, Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  2016(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 224(R9)
+	VPXOR       X0, X0, X0
+	VPXOR       X1, X1, X1
+	VPINSRW     $0x00, 108(CX), X0, X0
+	VPINSRW     $0x00, 548(CX), X1, X1
+	VPINSRW     $0x01, 218(CX), X0, X0
+	VPINSRW     $0x01, 658(CX), X1, X1
+	VPINSRW     $0x02, 328(CX), X0, X0
+	VPINSRW     $0x02, 768(CX), X1, X1
+	VPINSRW     $0x03, 438(CX), X0, X0
+	VPINSRW     $0x03, 878(CX), X1, X1
+	VPUNPCKLQDQ X1, X0, X0
+	VCVTPH2PS   X0, Y0
+	MOVQ        112(AX), SI
+	VMOVDQU     (SI), Y1
+	VMOVDQU     32(SI), Y2
+	VPHADDD     Y2, Y1, Y1
+	VMOVDQU     64(SI), Y2
+	VMOVDQU     96(SI), Y3
+	VPHADDD     Y3, Y2, Y2
+	VPHADDD     Y2, Y1, Y1
+	VMOVDQU     128(SI), Y2
+	VMOVDQU     160(SI), Y3
+	VPHADDD     Y3, Y2, Y2
+	VMOVDQU     192(SI), Y3
+	VMOVDQU     224(SI), Y4
+	VPHADDD     Y4, Y3, Y3
+	VPHADDD     Y3, Y2, Y2
+	VPERM2I128  $0x20, Y2, Y1, Y3
+	VPERM2I128  $0x31, Y2, Y1, Y1
+	VPADDD      Y1, Y3, Y3
+	ADDQ        $+256, SI
+	VCVTDQ2PS   Y3, Y3
+	VMULPS      Y0, Y3, Y3
+	VMULPS      (DI), Y3, Y3
+	VMOVUPS     Y3, (DX)
+	ADDQ        $+880, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         alone
 	VZEROUPPER
 	RET
 
@@ -6361,24 +10347,24 @@ DATA constant33<>+48(SB)/8, $0x2020202020202020
 DATA constant33<>+56(SB)/8, $0x2020202020202020
 GLOBL constant33<>(SB), RODATA|NOPTR, $64
 
-DATA constant34<>+0(SB)/8, $0x0404040404040404
-DATA constant34<>+8(SB)/8, $0x0404040404040404
-DATA constant34<>+16(SB)/8, $0x0404040404040404
-DATA constant34<>+24(SB)/8, $0x0404040404040404
-DATA constant34<>+32(SB)/8, $0x0404040404040404
-DATA constant34<>+40(SB)/8, $0x0404040404040404
-DATA constant34<>+48(SB)/8, $0x0404040404040404
-DATA constant34<>+56(SB)/8, $0x0404040404040404
+DATA constant34<>+0(SB)/8, $0xfffcfffcfffcfffc
+DATA constant34<>+8(SB)/8, $0xfffcfffcfffcfffc
+DATA constant34<>+16(SB)/8, $0xfffcfffcfffcfffc
+DATA constant34<>+24(SB)/8, $0xfffcfffcfffcfffc
+DATA constant34<>+32(SB)/8, $0xfffcfffcfffcfffc
+DATA constant34<>+40(SB)/8, $0xfffcfffcfffcfffc
+DATA constant34<>+48(SB)/8, $0xfffcfffcfffcfffc
+DATA constant34<>+56(SB)/8, $0xfffcfffcfffcfffc
 GLOBL constant34<>(SB), RODATA|NOPTR, $64
 
-DATA constant35<>+0(SB)/8, $0xfffcfffcfffcfffc
-DATA constant35<>+8(SB)/8, $0xfffcfffcfffcfffc
-DATA constant35<>+16(SB)/8, $0xfffcfffcfffcfffc
-DATA constant35<>+24(SB)/8, $0xfffcfffcfffcfffc
-DATA constant35<>+32(SB)/8, $0xfffcfffcfffcfffc
-DATA constant35<>+40(SB)/8, $0xfffcfffcfffcfffc
-DATA constant35<>+48(SB)/8, $0xfffcfffcfffcfffc
-DATA constant35<>+56(SB)/8, $0xfffcfffcfffcfffc
+DATA constant35<>+0(SB)/8, $0x0404040404040404
+DATA constant35<>+8(SB)/8, $0x0404040404040404
+DATA constant35<>+16(SB)/8, $0x0404040404040404
+DATA constant35<>+24(SB)/8, $0x0404040404040404
+DATA constant35<>+32(SB)/8, $0x0404040404040404
+DATA constant35<>+40(SB)/8, $0x0404040404040404
+DATA constant35<>+48(SB)/8, $0x0404040404040404
+DATA constant35<>+56(SB)/8, $0x0404040404040404
 GLOBL constant35<>(SB), RODATA|NOPTR, $64
 
 // func rowsQ2_KAVX2(a *rowArgs)
@@ -6388,6 +10374,8 @@ TEXT ·rowsQ2_KAVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ       16(AX), SI
@@ -6408,52 +10396,52 @@ group:
 	VMOVDQU    Y1, 2048(R9)
 	VMOVDQU    16(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x00, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    16(CX), Y1
 	VPSRLW     $0x02, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    16(CX), Y1
 	VPSRLW     $0x04, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    16(CX), Y1
 	VPSRLW     $0x06, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    48(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    48(CX), Y0
 	VPSRLW     $0x02, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    48(CX), Y0
 	VPSRLW     $0x04, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    48(CX), Y0
 	VPSRLW     $0x06, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -6506,52 +10494,52 @@ part1:
 	VMOVDQU    Y1, 2080(R9)
 	VMOVDQU    100(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x00, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    100(CX), Y1
 	VPSRLW     $0x02, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    100(CX), Y1
 	VPSRLW     $0x04, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    100(CX), Y1
 	VPSRLW     $0x06, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    132(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    132(CX), Y0
 	VPSRLW     $0x02, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    132(CX), Y0
 	VPSRLW     $0x04, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    132(CX), Y0
 	VPSRLW     $0x06, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -6604,52 +10592,52 @@ part2:
 	VMOVDQU    Y1, 2112(R9)
 	VMOVDQU    184(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x00, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    184(CX), Y1
 	VPSRLW     $0x02, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    184(CX), Y1
 	VPSRLW     $0x04, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    184(CX), Y1
 	VPSRLW     $0x06, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    216(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    216(CX), Y0
 	VPSRLW     $0x02, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    216(CX), Y0
 	VPSRLW     $0x04, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    216(CX), Y0
 	VPSRLW     $0x06, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -6703,52 +10691,52 @@ part3:
 	VMOVDQU    Y1, 2144(R9)
 	VMOVDQU    268(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x00, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    268(CX), Y1
 	VPSRLW     $0x02, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    268(CX), Y1
 	VPSRLW     $0x04, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    268(CX), Y1
 	VPSRLW     $0x06, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    300(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    300(CX), Y0
 	VPSRLW     $0x02, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    300(CX), Y0
 	VPSRLW     $0x04, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    300(CX), Y0
 	VPSRLW     $0x06, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -6801,52 +10789,52 @@ part4:
 	VMOVDQU    Y1, 2176(R9)
 	VMOVDQU    352(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x00, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    352(CX), Y1
 	VPSRLW     $0x02, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    352(CX), Y1
 	VPSRLW     $0x04, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    352(CX), Y1
 	VPSRLW     $0x06, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    384(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    384(CX), Y0
 	VPSRLW     $0x02, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    384(CX), Y0
 	VPSRLW     $0x04, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    384(CX), Y0
 	VPSRLW     $0x06, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -6899,52 +10887,52 @@ part5:
 	VMOVDQU    Y1, 2208(R9)
 	VMOVDQU    436(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x00, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    436(CX), Y1
 	VPSRLW     $0x02, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    436(CX), Y1
 	VPSRLW     $0x04, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    436(CX), Y1
 	VPSRLW     $0x06, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    468(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    468(CX), Y0
 	VPSRLW     $0x02, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    468(CX), Y0
 	VPSRLW     $0x04, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    468(CX), Y0
 	VPSRLW     $0x06, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -6998,52 +10986,52 @@ part6:
 	VMOVDQU    Y1, 2240(R9)
 	VMOVDQU    520(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x00, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    520(CX), Y1
 	VPSRLW     $0x02, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    520(CX), Y1
 	VPSRLW     $0x04, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    520(CX), Y1
 	VPSRLW     $0x06, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    552(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    552(CX), Y0
 	VPSRLW     $0x02, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    552(CX), Y0
 	VPSRLW     $0x04, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    552(CX), Y0
 	VPSRLW     $0x06, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -7096,52 +11084,52 @@ part7:
 	VMOVDQU    Y1, 2272(R9)
 	VMOVDQU    604(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x00, Y0, Y0, Y3
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2304(R9)
-	VPERM2I128 $0x00, Y0, Y0, Y2
-	VPSHUFB    constant23<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    604(CX), Y1
 	VPSRLW     $0x02, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    604(CX), Y1
 	VPSRLW     $0x04, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    604(CX), Y1
 	VPSRLW     $0x06, Y1, Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y2, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    636(CX), Y1
 	VPAND      constant32<>+0(SB), Y1, Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    636(CX), Y0
 	VPSRLW     $0x02, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    636(CX), Y0
 	VPSRLW     $0x04, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    636(CX), Y0
 	VPSRLW     $0x06, Y0, Y0
 	VPAND      constant32<>+0(SB), Y0, Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -7282,6 +11270,609 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ        16(AX), SI
+	MOVQ        24(AX), DI
+	MOVQ        32(AX), R8
+	IMUL3Q      $+256, BX, R9
+	ADDQ        R9, SI
+	LEAQ        (DI)(BX*4), DI
+	IMUL3Q      $+32, BX, R9
+	ADDQ        R9, R8
+	PREFETCHT0  4096(CX)
+	PREFETCHT0  4160(CX)
+	MOVQ        112(AX), R9
+	VPMOVZXBW   (CX), Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPMOVZXBW   (CX), Y1
+	VPSRLW      $0x04, Y1, Y1
+	VMOVDQU     Y1, 2048(R9)
+	VMOVDQU     16(CX), Y1
+	VPAND       constant32<>+0(SB), Y1, Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VPMADDUBSW  (SI), Y1, Y1
+	VPMADDWD    Y2, Y1, Y1
+	VMOVDQU     16(CX), Y2
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y3, Y4
+	VPMADDUBSW  32(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     16(CX), Y2
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y3, Y4
+	VPMADDUBSW  64(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     16(CX), Y2
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y3, Y3
+	VPMADDUBSW  96(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     48(CX), Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  128(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     48(CX), Y0
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  160(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     48(CX), Y0
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  192(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     48(CX), Y0
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  224(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, (R9)
+	PREFETCHT0  4224(CX)
+	MOVQ        112(AX), R9
+	VPMOVZXBW   84(CX), Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPMOVZXBW   84(CX), Y1
+	VPSRLW      $0x04, Y1, Y1
+	VMOVDQU     Y1, 2080(R9)
+	VMOVDQU     100(CX), Y1
+	VPAND       constant32<>+0(SB), Y1, Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VPMADDUBSW  256(SI), Y1, Y1
+	VPMADDWD    Y2, Y1, Y1
+	VMOVDQU     100(CX), Y2
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y3, Y4
+	VPMADDUBSW  288(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     100(CX), Y2
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y3, Y4
+	VPMADDUBSW  320(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     100(CX), Y2
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y3, Y3
+	VPMADDUBSW  352(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     132(CX), Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  384(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     132(CX), Y0
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  416(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     132(CX), Y0
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  448(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     132(CX), Y0
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  480(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 32(R9)
+	PREFETCHT0  4288(CX)
+	MOVQ        112(AX), R9
+	VPMOVZXBW   168(CX), Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPMOVZXBW   168(CX), Y1
+	VPSRLW      $0x04, Y1, Y1
+	VMOVDQU     Y1, 2112(R9)
+	VMOVDQU     184(CX), Y1
+	VPAND       constant32<>+0(SB), Y1, Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VPMADDUBSW  512(SI), Y1, Y1
+	VPMADDWD    Y2, Y1, Y1
+	VMOVDQU     184(CX), Y2
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y3, Y4
+	VPMADDUBSW  544(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     184(CX), Y2
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y3, Y4
+	VPMADDUBSW  576(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     184(CX), Y2
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y3, Y3
+	VPMADDUBSW  608(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     216(CX), Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  640(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     216(CX), Y0
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  672(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     216(CX), Y0
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  704(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     216(CX), Y0
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  736(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 64(R9)
+	PREFETCHT0  4352(CX)
+	PREFETCHT0  4416(CX)
+	MOVQ        112(AX), R9
+	VPMOVZXBW   252(CX), Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPMOVZXBW   252(CX), Y1
+	VPSRLW      $0x04, Y1, Y1
+	VMOVDQU     Y1, 2144(R9)
+	VMOVDQU     268(CX), Y1
+	VPAND       constant32<>+0(SB), Y1, Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VPMADDUBSW  768(SI), Y1, Y1
+	VPMADDWD    Y2, Y1, Y1
+	VMOVDQU     268(CX), Y2
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y3, Y4
+	VPMADDUBSW  800(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     268(CX), Y2
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y3, Y4
+	VPMADDUBSW  832(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     268(CX), Y2
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y3, Y3
+	VPMADDUBSW  864(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     300(CX), Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  896(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     300(CX), Y0
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  928(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     300(CX), Y0
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  960(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     300(CX), Y0
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  992(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 96(R9)
+	PREFETCHT0  4480(CX)
+	MOVQ        112(AX), R9
+	VPMOVZXBW   336(CX), Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPMOVZXBW   336(CX), Y1
+	VPSRLW      $0x04, Y1, Y1
+	VMOVDQU     Y1, 2176(R9)
+	VMOVDQU     352(CX), Y1
+	VPAND       constant32<>+0(SB), Y1, Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VPMADDUBSW  1024(SI), Y1, Y1
+	VPMADDWD    Y2, Y1, Y1
+	VMOVDQU     352(CX), Y2
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y3, Y4
+	VPMADDUBSW  1056(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     352(CX), Y2
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y3, Y4
+	VPMADDUBSW  1088(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     352(CX), Y2
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y3, Y3
+	VPMADDUBSW  1120(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     384(CX), Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1152(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     384(CX), Y0
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1184(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     384(CX), Y0
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1216(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     384(CX), Y0
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  1248(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 128(R9)
+	PREFETCHT0  4544(CX)
+	MOVQ        112(AX), R9
+	VPMOVZXBW   420(CX), Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPMOVZXBW   420(CX), Y1
+	VPSRLW      $0x04, Y1, Y1
+	VMOVDQU     Y1, 2208(R9)
+	VMOVDQU     436(CX), Y1
+	VPAND       constant32<>+0(SB), Y1, Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VPMADDUBSW  1280(SI), Y1, Y1
+	VPMADDWD    Y2, Y1, Y1
+	VMOVDQU     436(CX), Y2
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y3, Y4
+	VPMADDUBSW  1312(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     436(CX), Y2
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y3, Y4
+	VPMADDUBSW  1344(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     436(CX), Y2
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y3, Y3
+	VPMADDUBSW  1376(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     468(CX), Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1408(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     468(CX), Y0
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1440(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     468(CX), Y0
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1472(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     468(CX), Y0
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  1504(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 160(R9)
+	PREFETCHT0  4608(CX)
+	PREFETCHT0  4672(CX)
+	MOVQ        112(AX), R9
+	VPMOVZXBW   504(CX), Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPMOVZXBW   504(CX), Y1
+	VPSRLW      $0x04, Y1, Y1
+	VMOVDQU     Y1, 2240(R9)
+	VMOVDQU     520(CX), Y1
+	VPAND       constant32<>+0(SB), Y1, Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VPMADDUBSW  1536(SI), Y1, Y1
+	VPMADDWD    Y2, Y1, Y1
+	VMOVDQU     520(CX), Y2
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y3, Y4
+	VPMADDUBSW  1568(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     520(CX), Y2
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y3, Y4
+	VPMADDUBSW  1600(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     520(CX), Y2
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y3, Y3
+	VPMADDUBSW  1632(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     552(CX), Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1664(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     552(CX), Y0
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1696(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     552(CX), Y0
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1728(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     552(CX), Y0
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  1760(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 192(R9)
+	PREFETCHT0  4736(CX)
+	MOVQ        112(AX), R9
+	VPMOVZXBW   588(CX), Y0
+	VPAND       constant2<>+0(SB), Y0, Y0
+	VPMOVZXBW   588(CX), Y1
+	VPSRLW      $0x04, Y1, Y1
+	VMOVDQU     Y1, 2272(R9)
+	VMOVDQU     604(CX), Y1
+	VPAND       constant32<>+0(SB), Y1, Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VPMADDUBSW  1792(SI), Y1, Y1
+	VPMADDWD    Y2, Y1, Y1
+	VMOVDQU     604(CX), Y2
+	VPSRLW      $0x02, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant25<>+0(SB), Y3, Y4
+	VPMADDUBSW  1824(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     604(CX), Y2
+	VPSRLW      $0x04, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant26<>+0(SB), Y3, Y4
+	VPMADDUBSW  1856(SI), Y2, Y2
+	VPMADDWD    Y4, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     604(CX), Y2
+	VPSRLW      $0x06, Y2, Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPSHUFB     constant27<>+0(SB), Y3, Y3
+	VPMADDUBSW  1888(SI), Y2, Y2
+	VPMADDWD    Y3, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     636(CX), Y2
+	VPAND       constant32<>+0(SB), Y2, Y2
+	VPERM2I128  $0x11, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y0
+	VPMADDUBSW  1920(SI), Y2, Y2
+	VPMADDWD    Y0, Y2, Y2
+	VPADDD      Y2, Y1, Y1
+	VMOVDQU     636(CX), Y0
+	VPSRLW      $0x02, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VPMADDUBSW  1952(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     636(CX), Y0
+	VPSRLW      $0x04, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VPMADDUBSW  1984(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     636(CX), Y0
+	VPSRLW      $0x06, Y0, Y0
+	VPAND       constant32<>+0(SB), Y0, Y0
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VPMADDUBSW  2016(SI), Y0, Y0
+	VPMADDWD    Y2, Y0, Y0
+	VPADDD      Y0, Y1, Y1
+	VMOVDQU     Y1, 224(R9)
+	VPXOR       X0, X0, X0
+	VPXOR       X1, X1, X1
+	VPINSRW     $0x00, 80(CX), X0, X0
+	VPINSRW     $0x00, 416(CX), X1, X1
+	VPINSRW     $0x01, 164(CX), X0, X0
+	VPINSRW     $0x01, 500(CX), X1, X1
+	VPINSRW     $0x02, 248(CX), X0, X0
+	VPINSRW     $0x02, 584(CX), X1, X1
+	VPINSRW     $0x03, 332(CX), X0, X0
+	VPINSRW     $0x03, 668(CX), X1, X1
+	VPUNPCKLQDQ X1, X0, X0
+	VCVTPH2PS   X0, Y0
+	VPXOR       X1, X1, X1
+	VPXOR       X2, X2, X2
+	VPINSRW     $0x00, 82(CX), X1, X1
+	VPINSRW     $0x00, 418(CX), X2, X2
+	VPINSRW     $0x01, 166(CX), X1, X1
+	VPINSRW     $0x01, 502(CX), X2, X2
+	VPINSRW     $0x02, 250(CX), X1, X1
+	VPINSRW     $0x02, 586(CX), X2, X2
+	VPINSRW     $0x03, 334(CX), X1, X1
+	VPINSRW     $0x03, 670(CX), X2, X2
+	VPUNPCKLQDQ X2, X1, X1
+	VCVTPH2PS   X1, Y1
+	MOVQ        112(AX), SI
+	VMOVDQU     (SI), Y2
+	VMOVDQU     32(SI), Y3
+	VPHADDD     Y3, Y2, Y2
+	VMOVDQU     64(SI), Y3
+	VMOVDQU     96(SI), Y4
+	VPHADDD     Y4, Y3, Y3
+	VPHADDD     Y3, Y2, Y2
+	VMOVDQU     128(SI), Y3
+	VMOVDQU     160(SI), Y4
+	VPHADDD     Y4, Y3, Y3
+	VMOVDQU     192(SI), Y4
+	VMOVDQU     224(SI), Y5
+	VPHADDD     Y5, Y4, Y4
+	VPHADDD     Y4, Y3, Y3
+	VPERM2I128  $0x20, Y3, Y2, Y4
+	VPERM2I128  $0x31, Y3, Y2, Y2
+	VPADDD      Y2, Y4, Y4
+	ADDQ        $+256, SI
+	MOVQ        112(AX), SI
+	VMOVDQU     2048(SI), Y2
+	VPMADDWD    (R8), Y2, Y2
+	VMOVDQU     2080(SI), Y3
+	VPMADDWD    32(R8), Y3, Y3
+	VPHADDD     Y3, Y2, Y2
+	VMOVDQU     2112(SI), Y3
+	VPMADDWD    64(R8), Y3, Y3
+	VMOVDQU     2144(SI), Y5
+	VPMADDWD    96(R8), Y5, Y5
+	VPHADDD     Y5, Y3, Y3
+	VPHADDD     Y3, Y2, Y2
+	VMOVDQU     2176(SI), Y3
+	VPMADDWD    128(R8), Y3, Y3
+	VMOVDQU     2208(SI), Y5
+	VPMADDWD    160(R8), Y5, Y5
+	VPHADDD     Y5, Y3, Y3
+	VMOVDQU     2240(SI), Y5
+	VPMADDWD    192(R8), Y5, Y5
+	VMOVDQU     2272(SI), Y6
+	VPMADDWD    224(R8), Y6, Y6
+	VPHADDD     Y6, Y5, Y5
+	VPHADDD     Y5, Y3, Y3
+	VPERM2I128  $0x20, Y3, Y2, Y5
+	VPERM2I128  $0x31, Y3, Y2, Y2
+	VPADDD      Y2, Y5, Y5
+	VCVTDQ2PS   Y4, Y4
+	VMULPS      Y0, Y4, Y4
+	VCVTDQ2PS   Y5, Y5
+	VMULPS      Y1, Y5, Y5
+	VSUBPS      Y5, Y4, Y4
+	VMULPS      (DI), Y4, Y4
+	VMOVUPS     Y4, (DX)
+	ADDQ        $+672, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         alone
+	VZEROUPPER
+	RET
+
 // func rowsIQ4_XSAVX2(a *rowArgs)
 // Requires: AVX, AVX2, CMOV, F16C, MMX+
 TEXT ·rowsIQ4_XSAVX2(SB), NOSPLIT, $0-8
@@ -7290,6 +11881,8 @@ TEXT ·rowsIQ4_XSAVX2(SB), NOSPLIT, $0-8
 	MOVQ    (AX), CX
 	MOVQ    96(AX), DX
 	MOVQ    72(AX), BX
+	CMPQ    88(AX), $0x01
+	JEQ     alone
 
 group:
 	MOVQ           16(AX), SI
@@ -7318,60 +11911,60 @@ group:
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2304(R9)
-	VPERM2I128     $0x00, Y1, Y1, Y3
-	VPSHUFB        constant23<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2560(R9)
+	VMOVDQU        Y3, 2560(R9)
 	VBROADCASTI128 24(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2336(R9)
-	VPSHUFB        constant24<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2592(R9)
+	VMOVDQU        Y3, 2592(R9)
 	VBROADCASTI128 40(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2368(R9)
-	VPSHUFB        constant25<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2624(R9)
+	VMOVDQU        Y3, 2624(R9)
 	VBROADCASTI128 56(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2400(R9)
-	VPSHUFB        constant26<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2656(R9)
+	VMOVDQU        Y3, 2656(R9)
 	VBROADCASTI128 72(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
 	VMOVDQU        Y2, 2432(R9)
-	VPERM2I128     $0x11, Y1, Y1, Y2
-	VPSHUFB        constant23<>+0(SB), Y2, Y1
 	VMOVDQU        Y1, 2688(R9)
 	VBROADCASTI128 88(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2464(R9)
-	VPSHUFB        constant24<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2720(R9)
+	VMOVDQU        Y2, 2720(R9)
 	VBROADCASTI128 104(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2496(R9)
-	VPSHUFB        constant25<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2752(R9)
+	VMOVDQU        Y2, 2752(R9)
 	VBROADCASTI128 120(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2528(R9)
-	VPSHUFB        constant26<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2784(R9)
+	VMOVDQU        Y2, 2784(R9)
 	MOVQ           112(AX), R13
 	MOVQ           SI, R10
 	MOVQ           R8, R11
@@ -7456,60 +12049,60 @@ part1:
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2304(R9)
-	VPERM2I128     $0x00, Y1, Y1, Y3
-	VPSHUFB        constant23<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2560(R9)
+	VMOVDQU        Y3, 2560(R9)
 	VBROADCASTI128 160(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2336(R9)
-	VPSHUFB        constant24<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2592(R9)
+	VMOVDQU        Y3, 2592(R9)
 	VBROADCASTI128 176(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2368(R9)
-	VPSHUFB        constant25<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2624(R9)
+	VMOVDQU        Y3, 2624(R9)
 	VBROADCASTI128 192(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2400(R9)
-	VPSHUFB        constant26<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2656(R9)
+	VMOVDQU        Y3, 2656(R9)
 	VBROADCASTI128 208(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
 	VMOVDQU        Y2, 2432(R9)
-	VPERM2I128     $0x11, Y1, Y1, Y2
-	VPSHUFB        constant23<>+0(SB), Y2, Y1
 	VMOVDQU        Y1, 2688(R9)
 	VBROADCASTI128 224(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2464(R9)
-	VPSHUFB        constant24<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2720(R9)
+	VMOVDQU        Y2, 2720(R9)
 	VBROADCASTI128 240(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2496(R9)
-	VPSHUFB        constant25<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2752(R9)
+	VMOVDQU        Y2, 2752(R9)
 	VBROADCASTI128 256(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2528(R9)
-	VPSHUFB        constant26<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2784(R9)
+	VMOVDQU        Y2, 2784(R9)
 	MOVQ           112(AX), R13
 	MOVQ           SI, R10
 	MOVQ           R8, R11
@@ -7594,60 +12187,60 @@ part2:
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2304(R9)
-	VPERM2I128     $0x00, Y1, Y1, Y3
-	VPSHUFB        constant23<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2560(R9)
+	VMOVDQU        Y3, 2560(R9)
 	VBROADCASTI128 296(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2336(R9)
-	VPSHUFB        constant24<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2592(R9)
+	VMOVDQU        Y3, 2592(R9)
 	VBROADCASTI128 312(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2368(R9)
-	VPSHUFB        constant25<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2624(R9)
+	VMOVDQU        Y3, 2624(R9)
 	VBROADCASTI128 328(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2400(R9)
-	VPSHUFB        constant26<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2656(R9)
+	VMOVDQU        Y3, 2656(R9)
 	VBROADCASTI128 344(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
 	VMOVDQU        Y2, 2432(R9)
-	VPERM2I128     $0x11, Y1, Y1, Y2
-	VPSHUFB        constant23<>+0(SB), Y2, Y1
 	VMOVDQU        Y1, 2688(R9)
 	VBROADCASTI128 360(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2464(R9)
-	VPSHUFB        constant24<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2720(R9)
+	VMOVDQU        Y2, 2720(R9)
 	VBROADCASTI128 376(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2496(R9)
-	VPSHUFB        constant25<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2752(R9)
+	VMOVDQU        Y2, 2752(R9)
 	VBROADCASTI128 392(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2528(R9)
-	VPSHUFB        constant26<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2784(R9)
+	VMOVDQU        Y2, 2784(R9)
 	MOVQ           112(AX), R13
 	MOVQ           SI, R10
 	MOVQ           R8, R11
@@ -7732,60 +12325,60 @@ part3:
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2304(R9)
-	VPERM2I128     $0x00, Y1, Y1, Y3
-	VPSHUFB        constant23<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2560(R9)
+	VMOVDQU        Y3, 2560(R9)
 	VBROADCASTI128 432(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2336(R9)
-	VPSHUFB        constant24<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2592(R9)
+	VMOVDQU        Y3, 2592(R9)
 	VBROADCASTI128 448(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2368(R9)
-	VPSHUFB        constant25<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2624(R9)
+	VMOVDQU        Y3, 2624(R9)
 	VBROADCASTI128 464(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2400(R9)
-	VPSHUFB        constant26<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2656(R9)
+	VMOVDQU        Y3, 2656(R9)
 	VBROADCASTI128 480(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
 	VMOVDQU        Y2, 2432(R9)
-	VPERM2I128     $0x11, Y1, Y1, Y2
-	VPSHUFB        constant23<>+0(SB), Y2, Y1
 	VMOVDQU        Y1, 2688(R9)
 	VBROADCASTI128 496(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2464(R9)
-	VPSHUFB        constant24<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2720(R9)
+	VMOVDQU        Y2, 2720(R9)
 	VBROADCASTI128 512(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2496(R9)
-	VPSHUFB        constant25<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2752(R9)
+	VMOVDQU        Y2, 2752(R9)
 	VBROADCASTI128 528(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2528(R9)
-	VPSHUFB        constant26<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2784(R9)
+	VMOVDQU        Y2, 2784(R9)
 	MOVQ           112(AX), R13
 	MOVQ           SI, R10
 	MOVQ           R8, R11
@@ -7870,60 +12463,60 @@ part4:
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2304(R9)
-	VPERM2I128     $0x00, Y1, Y1, Y3
-	VPSHUFB        constant23<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2560(R9)
+	VMOVDQU        Y3, 2560(R9)
 	VBROADCASTI128 568(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2336(R9)
-	VPSHUFB        constant24<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2592(R9)
+	VMOVDQU        Y3, 2592(R9)
 	VBROADCASTI128 584(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2368(R9)
-	VPSHUFB        constant25<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2624(R9)
+	VMOVDQU        Y3, 2624(R9)
 	VBROADCASTI128 600(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2400(R9)
-	VPSHUFB        constant26<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2656(R9)
+	VMOVDQU        Y3, 2656(R9)
 	VBROADCASTI128 616(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
 	VMOVDQU        Y2, 2432(R9)
-	VPERM2I128     $0x11, Y1, Y1, Y2
-	VPSHUFB        constant23<>+0(SB), Y2, Y1
 	VMOVDQU        Y1, 2688(R9)
 	VBROADCASTI128 632(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2464(R9)
-	VPSHUFB        constant24<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2720(R9)
+	VMOVDQU        Y2, 2720(R9)
 	VBROADCASTI128 648(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2496(R9)
-	VPSHUFB        constant25<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2752(R9)
+	VMOVDQU        Y2, 2752(R9)
 	VBROADCASTI128 664(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2528(R9)
-	VPSHUFB        constant26<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2784(R9)
+	VMOVDQU        Y2, 2784(R9)
 	MOVQ           112(AX), R13
 	MOVQ           SI, R10
 	MOVQ           R8, R11
@@ -8008,60 +12601,60 @@ part5:
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2304(R9)
-	VPERM2I128     $0x00, Y1, Y1, Y3
-	VPSHUFB        constant23<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2560(R9)
+	VMOVDQU        Y3, 2560(R9)
 	VBROADCASTI128 704(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2336(R9)
-	VPSHUFB        constant24<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2592(R9)
+	VMOVDQU        Y3, 2592(R9)
 	VBROADCASTI128 720(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2368(R9)
-	VPSHUFB        constant25<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2624(R9)
+	VMOVDQU        Y3, 2624(R9)
 	VBROADCASTI128 736(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2400(R9)
-	VPSHUFB        constant26<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2656(R9)
+	VMOVDQU        Y3, 2656(R9)
 	VBROADCASTI128 752(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
 	VMOVDQU        Y2, 2432(R9)
-	VPERM2I128     $0x11, Y1, Y1, Y2
-	VPSHUFB        constant23<>+0(SB), Y2, Y1
 	VMOVDQU        Y1, 2688(R9)
 	VBROADCASTI128 768(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2464(R9)
-	VPSHUFB        constant24<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2720(R9)
+	VMOVDQU        Y2, 2720(R9)
 	VBROADCASTI128 784(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2496(R9)
-	VPSHUFB        constant25<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2752(R9)
+	VMOVDQU        Y2, 2752(R9)
 	VBROADCASTI128 800(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2528(R9)
-	VPSHUFB        constant26<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2784(R9)
+	VMOVDQU        Y2, 2784(R9)
 	MOVQ           112(AX), R13
 	MOVQ           SI, R10
 	MOVQ           R8, R11
@@ -8146,60 +12739,60 @@ part6:
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2304(R9)
-	VPERM2I128     $0x00, Y1, Y1, Y3
-	VPSHUFB        constant23<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2560(R9)
+	VMOVDQU        Y3, 2560(R9)
 	VBROADCASTI128 840(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2336(R9)
-	VPSHUFB        constant24<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2592(R9)
+	VMOVDQU        Y3, 2592(R9)
 	VBROADCASTI128 856(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2368(R9)
-	VPSHUFB        constant25<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2624(R9)
+	VMOVDQU        Y3, 2624(R9)
 	VBROADCASTI128 872(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2400(R9)
-	VPSHUFB        constant26<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2656(R9)
+	VMOVDQU        Y3, 2656(R9)
 	VBROADCASTI128 888(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
 	VMOVDQU        Y2, 2432(R9)
-	VPERM2I128     $0x11, Y1, Y1, Y2
-	VPSHUFB        constant23<>+0(SB), Y2, Y1
 	VMOVDQU        Y1, 2688(R9)
 	VBROADCASTI128 904(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2464(R9)
-	VPSHUFB        constant24<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2720(R9)
+	VMOVDQU        Y2, 2720(R9)
 	VBROADCASTI128 920(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2496(R9)
-	VPSHUFB        constant25<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2752(R9)
+	VMOVDQU        Y2, 2752(R9)
 	VBROADCASTI128 936(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2528(R9)
-	VPSHUFB        constant26<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2784(R9)
+	VMOVDQU        Y2, 2784(R9)
 	MOVQ           112(AX), R13
 	MOVQ           SI, R10
 	MOVQ           R8, R11
@@ -8284,60 +12877,60 @@ part7:
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2304(R9)
-	VPERM2I128     $0x00, Y1, Y1, Y3
-	VPSHUFB        constant23<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2560(R9)
+	VMOVDQU        Y3, 2560(R9)
 	VBROADCASTI128 976(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2336(R9)
-	VPSHUFB        constant24<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2592(R9)
+	VMOVDQU        Y3, 2592(R9)
 	VBROADCASTI128 992(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2368(R9)
-	VPSHUFB        constant25<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2624(R9)
+	VMOVDQU        Y3, 2624(R9)
 	VBROADCASTI128 1008(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
 	VMOVDQU        Y2, 2400(R9)
-	VPSHUFB        constant26<>+0(SB), Y3, Y2
-	VMOVDQU        Y2, 2656(R9)
+	VMOVDQU        Y3, 2656(R9)
 	VBROADCASTI128 1024(CX), Y2
 	VPSRLVQ        constant1<>+0(SB), Y2, Y2
 	VPAND          constant2<>+0(SB), Y2, Y2
 	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
 	VMOVDQU        Y2, 2432(R9)
-	VPERM2I128     $0x11, Y1, Y1, Y2
-	VPSHUFB        constant23<>+0(SB), Y2, Y1
 	VMOVDQU        Y1, 2688(R9)
 	VBROADCASTI128 1040(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2464(R9)
-	VPSHUFB        constant24<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2720(R9)
+	VMOVDQU        Y2, 2720(R9)
 	VBROADCASTI128 1056(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2496(R9)
-	VPSHUFB        constant25<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2752(R9)
+	VMOVDQU        Y2, 2752(R9)
 	VBROADCASTI128 1072(CX), Y1
 	VPSRLVQ        constant1<>+0(SB), Y1, Y1
 	VPAND          constant2<>+0(SB), Y1, Y1
 	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
 	VMOVDQU        Y1, 2528(R9)
-	VPSHUFB        constant26<>+0(SB), Y2, Y1
-	VMOVDQU        Y1, 2784(R9)
+	VMOVDQU        Y2, 2784(R9)
 	MOVQ           112(AX), R13
 	MOVQ           SI, R10
 	MOVQ           R8, R11
@@ -8461,6 +13054,886 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+256, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, R8
+	PREFETCHT0     4096(CX)
+	PREFETCHT0     4160(CX)
+	PREFETCHT0     4224(CX)
+	MOVQ           112(AX), R8
+	VPBROADCASTD   4(CX), Y1
+	VPBROADCASTW   2(CX), Y2
+	VPSRLVD        constant36<>+0(SB), Y1, Y1
+	VPSRLVD        constant37<>+0(SB), Y2, Y2
+	VPAND          constant38<>+0(SB), Y1, Y1
+	VPAND          constant39<>+0(SB), Y2, Y2
+	VPSLLD         $0x04, Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPSUBD         constant40<>+0(SB), Y1, Y1
+	VPSHUFB        constant41<>+0(SB), Y1, Y1
+	VBROADCASTI128 8(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
+	VMOVDQU        (SI), Y5
+	VPSIGNB        Y2, Y5, Y5
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y5, Y2, Y5
+	VPMADDWD       Y3, Y5, Y5
+	VBROADCASTI128 24(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
+	VMOVDQU        32(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 40(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
+	VMOVDQU        64(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 56(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
+	VMOVDQU        96(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y3, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 72(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
+	VMOVDQU        128(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y1, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 88(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
+	VMOVDQU        160(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 104(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
+	VMOVDQU        192(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 120(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
+	VMOVDQU        224(SI), Y3
+	VPSIGNB        Y1, Y3, Y3
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y3, Y1, Y3
+	VPMADDWD       Y2, Y3, Y3
+	VPADDD         Y3, Y5, Y5
+	VMOVDQU        Y5, (R8)
+	PREFETCHT0     4288(CX)
+	PREFETCHT0     4352(CX)
+	MOVQ           112(AX), R8
+	VPBROADCASTD   140(CX), Y1
+	VPBROADCASTW   138(CX), Y2
+	VPSRLVD        constant36<>+0(SB), Y1, Y1
+	VPSRLVD        constant37<>+0(SB), Y2, Y2
+	VPAND          constant38<>+0(SB), Y1, Y1
+	VPAND          constant39<>+0(SB), Y2, Y2
+	VPSLLD         $0x04, Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPSUBD         constant40<>+0(SB), Y1, Y1
+	VPSHUFB        constant41<>+0(SB), Y1, Y1
+	VBROADCASTI128 144(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
+	VMOVDQU        256(SI), Y5
+	VPSIGNB        Y2, Y5, Y5
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y5, Y2, Y5
+	VPMADDWD       Y3, Y5, Y5
+	VBROADCASTI128 160(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
+	VMOVDQU        288(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 176(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
+	VMOVDQU        320(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 192(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
+	VMOVDQU        352(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y3, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 208(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
+	VMOVDQU        384(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y1, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 224(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
+	VMOVDQU        416(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 240(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
+	VMOVDQU        448(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 256(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
+	VMOVDQU        480(SI), Y3
+	VPSIGNB        Y1, Y3, Y3
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y3, Y1, Y3
+	VPMADDWD       Y2, Y3, Y3
+	VPADDD         Y3, Y5, Y5
+	VMOVDQU        Y5, 32(R8)
+	PREFETCHT0     4416(CX)
+	PREFETCHT0     4480(CX)
+	MOVQ           112(AX), R8
+	VPBROADCASTD   276(CX), Y1
+	VPBROADCASTW   274(CX), Y2
+	VPSRLVD        constant36<>+0(SB), Y1, Y1
+	VPSRLVD        constant37<>+0(SB), Y2, Y2
+	VPAND          constant38<>+0(SB), Y1, Y1
+	VPAND          constant39<>+0(SB), Y2, Y2
+	VPSLLD         $0x04, Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPSUBD         constant40<>+0(SB), Y1, Y1
+	VPSHUFB        constant41<>+0(SB), Y1, Y1
+	VBROADCASTI128 280(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
+	VMOVDQU        512(SI), Y5
+	VPSIGNB        Y2, Y5, Y5
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y5, Y2, Y5
+	VPMADDWD       Y3, Y5, Y5
+	VBROADCASTI128 296(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
+	VMOVDQU        544(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 312(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
+	VMOVDQU        576(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 328(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
+	VMOVDQU        608(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y3, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 344(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
+	VMOVDQU        640(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y1, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 360(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
+	VMOVDQU        672(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 376(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
+	VMOVDQU        704(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 392(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
+	VMOVDQU        736(SI), Y3
+	VPSIGNB        Y1, Y3, Y3
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y3, Y1, Y3
+	VPMADDWD       Y2, Y3, Y3
+	VPADDD         Y3, Y5, Y5
+	VMOVDQU        Y5, 64(R8)
+	PREFETCHT0     4544(CX)
+	PREFETCHT0     4608(CX)
+	MOVQ           112(AX), R8
+	VPBROADCASTD   412(CX), Y1
+	VPBROADCASTW   410(CX), Y2
+	VPSRLVD        constant36<>+0(SB), Y1, Y1
+	VPSRLVD        constant37<>+0(SB), Y2, Y2
+	VPAND          constant38<>+0(SB), Y1, Y1
+	VPAND          constant39<>+0(SB), Y2, Y2
+	VPSLLD         $0x04, Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPSUBD         constant40<>+0(SB), Y1, Y1
+	VPSHUFB        constant41<>+0(SB), Y1, Y1
+	VBROADCASTI128 416(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
+	VMOVDQU        768(SI), Y5
+	VPSIGNB        Y2, Y5, Y5
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y5, Y2, Y5
+	VPMADDWD       Y3, Y5, Y5
+	VBROADCASTI128 432(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
+	VMOVDQU        800(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 448(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
+	VMOVDQU        832(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 464(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
+	VMOVDQU        864(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y3, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 480(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
+	VMOVDQU        896(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y1, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 496(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
+	VMOVDQU        928(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 512(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
+	VMOVDQU        960(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 528(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
+	VMOVDQU        992(SI), Y3
+	VPSIGNB        Y1, Y3, Y3
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y3, Y1, Y3
+	VPMADDWD       Y2, Y3, Y3
+	VPADDD         Y3, Y5, Y5
+	VMOVDQU        Y5, 96(R8)
+	PREFETCHT0     4672(CX)
+	PREFETCHT0     4736(CX)
+	MOVQ           112(AX), R8
+	VPBROADCASTD   548(CX), Y1
+	VPBROADCASTW   546(CX), Y2
+	VPSRLVD        constant36<>+0(SB), Y1, Y1
+	VPSRLVD        constant37<>+0(SB), Y2, Y2
+	VPAND          constant38<>+0(SB), Y1, Y1
+	VPAND          constant39<>+0(SB), Y2, Y2
+	VPSLLD         $0x04, Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPSUBD         constant40<>+0(SB), Y1, Y1
+	VPSHUFB        constant41<>+0(SB), Y1, Y1
+	VBROADCASTI128 552(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
+	VMOVDQU        1024(SI), Y5
+	VPSIGNB        Y2, Y5, Y5
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y5, Y2, Y5
+	VPMADDWD       Y3, Y5, Y5
+	VBROADCASTI128 568(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
+	VMOVDQU        1056(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 584(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
+	VMOVDQU        1088(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 600(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
+	VMOVDQU        1120(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y3, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 616(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
+	VMOVDQU        1152(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y1, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 632(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
+	VMOVDQU        1184(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 648(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
+	VMOVDQU        1216(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 664(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
+	VMOVDQU        1248(SI), Y3
+	VPSIGNB        Y1, Y3, Y3
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y3, Y1, Y3
+	VPMADDWD       Y2, Y3, Y3
+	VPADDD         Y3, Y5, Y5
+	VMOVDQU        Y5, 128(R8)
+	PREFETCHT0     4800(CX)
+	PREFETCHT0     4864(CX)
+	MOVQ           112(AX), R8
+	VPBROADCASTD   684(CX), Y1
+	VPBROADCASTW   682(CX), Y2
+	VPSRLVD        constant36<>+0(SB), Y1, Y1
+	VPSRLVD        constant37<>+0(SB), Y2, Y2
+	VPAND          constant38<>+0(SB), Y1, Y1
+	VPAND          constant39<>+0(SB), Y2, Y2
+	VPSLLD         $0x04, Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPSUBD         constant40<>+0(SB), Y1, Y1
+	VPSHUFB        constant41<>+0(SB), Y1, Y1
+	VBROADCASTI128 688(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
+	VMOVDQU        1280(SI), Y5
+	VPSIGNB        Y2, Y5, Y5
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y5, Y2, Y5
+	VPMADDWD       Y3, Y5, Y5
+	VBROADCASTI128 704(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
+	VMOVDQU        1312(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 720(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
+	VMOVDQU        1344(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 736(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
+	VMOVDQU        1376(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y3, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 752(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
+	VMOVDQU        1408(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y1, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 768(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
+	VMOVDQU        1440(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 784(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
+	VMOVDQU        1472(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 800(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
+	VMOVDQU        1504(SI), Y3
+	VPSIGNB        Y1, Y3, Y3
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y3, Y1, Y3
+	VPMADDWD       Y2, Y3, Y3
+	VPADDD         Y3, Y5, Y5
+	VMOVDQU        Y5, 160(R8)
+	PREFETCHT0     4928(CX)
+	PREFETCHT0     4992(CX)
+	MOVQ           112(AX), R8
+	VPBROADCASTD   820(CX), Y1
+	VPBROADCASTW   818(CX), Y2
+	VPSRLVD        constant36<>+0(SB), Y1, Y1
+	VPSRLVD        constant37<>+0(SB), Y2, Y2
+	VPAND          constant38<>+0(SB), Y1, Y1
+	VPAND          constant39<>+0(SB), Y2, Y2
+	VPSLLD         $0x04, Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPSUBD         constant40<>+0(SB), Y1, Y1
+	VPSHUFB        constant41<>+0(SB), Y1, Y1
+	VBROADCASTI128 824(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
+	VMOVDQU        1536(SI), Y5
+	VPSIGNB        Y2, Y5, Y5
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y5, Y2, Y5
+	VPMADDWD       Y3, Y5, Y5
+	VBROADCASTI128 840(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
+	VMOVDQU        1568(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 856(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
+	VMOVDQU        1600(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 872(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
+	VMOVDQU        1632(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y3, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 888(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
+	VMOVDQU        1664(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y1, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 904(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
+	VMOVDQU        1696(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 920(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
+	VMOVDQU        1728(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 936(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
+	VMOVDQU        1760(SI), Y3
+	VPSIGNB        Y1, Y3, Y3
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y3, Y1, Y3
+	VPMADDWD       Y2, Y3, Y3
+	VPADDD         Y3, Y5, Y5
+	VMOVDQU        Y5, 192(R8)
+	PREFETCHT0     5056(CX)
+	PREFETCHT0     5120(CX)
+	MOVQ           112(AX), R8
+	VPBROADCASTD   956(CX), Y1
+	VPBROADCASTW   954(CX), Y2
+	VPSRLVD        constant36<>+0(SB), Y1, Y1
+	VPSRLVD        constant37<>+0(SB), Y2, Y2
+	VPAND          constant38<>+0(SB), Y1, Y1
+	VPAND          constant39<>+0(SB), Y2, Y2
+	VPSLLD         $0x04, Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPSUBD         constant40<>+0(SB), Y1, Y1
+	VPSHUFB        constant41<>+0(SB), Y1, Y1
+	VBROADCASTI128 960(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x00, Y1, Y1, Y4
+	VPSHUFB        constant24<>+0(SB), Y4, Y3
+	VMOVDQU        1792(SI), Y5
+	VPSIGNB        Y2, Y5, Y5
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y5, Y2, Y5
+	VPMADDWD       Y3, Y5, Y5
+	VBROADCASTI128 976(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant25<>+0(SB), Y4, Y3
+	VMOVDQU        1824(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 992(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant26<>+0(SB), Y4, Y3
+	VMOVDQU        1856(SI), Y6
+	VPSIGNB        Y2, Y6, Y6
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y6, Y2, Y6
+	VPMADDWD       Y3, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VBROADCASTI128 1008(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPSHUFB        constant27<>+0(SB), Y4, Y3
+	VMOVDQU        1888(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y3, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 1024(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPSHUFB        Y2, Y0, Y2
+	VPERM2I128     $0x11, Y1, Y1, Y3
+	VPSHUFB        constant24<>+0(SB), Y3, Y1
+	VMOVDQU        1920(SI), Y4
+	VPSIGNB        Y2, Y4, Y4
+	VPABSB         Y2, Y2
+	VPMADDUBSW     Y4, Y2, Y4
+	VPMADDWD       Y1, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 1040(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant25<>+0(SB), Y3, Y2
+	VMOVDQU        1952(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 1056(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant26<>+0(SB), Y3, Y2
+	VMOVDQU        1984(SI), Y4
+	VPSIGNB        Y1, Y4, Y4
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y4, Y1, Y4
+	VPMADDWD       Y2, Y4, Y4
+	VPADDD         Y4, Y5, Y5
+	VBROADCASTI128 1072(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPSHUFB        Y1, Y0, Y1
+	VPSHUFB        constant27<>+0(SB), Y3, Y2
+	VMOVDQU        2016(SI), Y3
+	VPSIGNB        Y1, Y3, Y3
+	VPABSB         Y1, Y1
+	VPMADDUBSW     Y3, Y1, Y3
+	VPMADDWD       Y2, Y3, Y3
+	VPADDD         Y3, Y5, Y5
+	VMOVDQU        Y5, 224(R8)
+	VPXOR          X1, X1, X1
+	VPXOR          X2, X2, X2
+	VPINSRW        $0x00, (CX), X1, X1
+	VPINSRW        $0x00, 544(CX), X2, X2
+	VPINSRW        $0x01, 136(CX), X1, X1
+	VPINSRW        $0x01, 680(CX), X2, X2
+	VPINSRW        $0x02, 272(CX), X1, X1
+	VPINSRW        $0x02, 816(CX), X2, X2
+	VPINSRW        $0x03, 408(CX), X1, X1
+	VPINSRW        $0x03, 952(CX), X2, X2
+	VPUNPCKLQDQ    X2, X1, X1
+	VCVTPH2PS      X1, Y1
+	MOVQ           112(AX), SI
+	VMOVDQU        (SI), Y2
+	VMOVDQU        32(SI), Y3
+	VPHADDD        Y3, Y2, Y2
+	VMOVDQU        64(SI), Y3
+	VMOVDQU        96(SI), Y4
+	VPHADDD        Y4, Y3, Y3
+	VPHADDD        Y3, Y2, Y2
+	VMOVDQU        128(SI), Y3
+	VMOVDQU        160(SI), Y4
+	VPHADDD        Y4, Y3, Y3
+	VMOVDQU        192(SI), Y4
+	VMOVDQU        224(SI), Y5
+	VPHADDD        Y5, Y4, Y4
+	VPHADDD        Y4, Y3, Y3
+	VPERM2I128     $0x20, Y3, Y2, Y4
+	VPERM2I128     $0x31, Y3, Y2, Y2
+	VPADDD         Y2, Y4, Y4
+	ADDQ           $+256, SI
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y1, Y4, Y4
+	VMULPS         (DI), Y4, Y4
+	VMOVUPS        Y4, (DX)
+	ADDQ           $+1088, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
+	VZEROUPPER
+	RET
+
 DATA constant36<>+0(SB)/8, $0x0000000400000000
 DATA constant36<>+8(SB)/8, $0x0000000c00000008
 DATA constant36<>+16(SB)/8, $0x0000001400000010
@@ -8528,6 +14001,8 @@ TEXT ·rowsBlockAVX2(SB), NOSPLIT, $0-8
 	MOVQ (AX), CX
 	MOVQ 96(AX), DX
 	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
 
 group:
 	MOVQ       16(AX), SI
@@ -8550,39 +14025,39 @@ group:
 	VPACKSSDW  288(CX), Y0, Y0
 	VPERMQ     $0xd8, Y0, Y0
 	VMOVDQU    (CX), Y1
-	VMOVDQU    Y1, 2304(R9)
 	VPERM2I128 $0x00, Y0, Y0, Y3
-	VPSHUFB    constant23<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
+	VMOVDQU    Y1, 2304(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    32(CX), Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    64(CX), Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    96(CX), Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    128(CX), Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    160(CX), Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    192(CX), Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    224(CX), Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -8596,54 +14071,54 @@ part1:
 	VPMADDUBSW Y1, Y0, Y1
 	VPMADDWD   2560(R9), Y1, Y0
 	VMOVDQU    2336(R9), Y1
-	VMOVDQU    32(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    32(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2592(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2592(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y1
-	VMOVDQU    64(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    64(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2624(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2624(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y1
-	VMOVDQU    96(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    96(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2656(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2656(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y1
-	VMOVDQU    128(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    128(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2688(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2688(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y1
-	VMOVDQU    160(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    160(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2720(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2720(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y1
-	VMOVDQU    192(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    192(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2752(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2752(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y1
-	VMOVDQU    224(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    224(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2784(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2784(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    Y0, (R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
@@ -8661,39 +14136,39 @@ part1:
 	VPACKSSDW  684(CX), Y0, Y0
 	VPERMQ     $0xd8, Y0, Y0
 	VMOVDQU    396(CX), Y1
-	VMOVDQU    Y1, 2304(R9)
 	VPERM2I128 $0x00, Y0, Y0, Y3
-	VPSHUFB    constant23<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
+	VMOVDQU    Y1, 2304(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    428(CX), Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    460(CX), Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    492(CX), Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    524(CX), Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    556(CX), Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    588(CX), Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    620(CX), Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -8707,54 +14182,54 @@ part2:
 	VPMADDUBSW Y1, Y0, Y1
 	VPMADDWD   2560(R9), Y1, Y0
 	VMOVDQU    2336(R9), Y1
-	VMOVDQU    288(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    288(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2592(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2592(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y1
-	VMOVDQU    320(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    320(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2624(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2624(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y1
-	VMOVDQU    352(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    352(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2656(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2656(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y1
-	VMOVDQU    384(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    384(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2688(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2688(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y1
-	VMOVDQU    416(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    416(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2720(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2720(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y1
-	VMOVDQU    448(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    448(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2752(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2752(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y1
-	VMOVDQU    480(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    480(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2784(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2784(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    Y0, 32(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
@@ -8772,39 +14247,39 @@ part2:
 	VPACKSSDW  1080(CX), Y0, Y0
 	VPERMQ     $0xd8, Y0, Y0
 	VMOVDQU    792(CX), Y1
-	VMOVDQU    Y1, 2304(R9)
 	VPERM2I128 $0x00, Y0, Y0, Y3
-	VPSHUFB    constant23<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
+	VMOVDQU    Y1, 2304(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    824(CX), Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    856(CX), Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    888(CX), Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    920(CX), Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    952(CX), Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    984(CX), Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    1016(CX), Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -8818,54 +14293,54 @@ part3:
 	VPMADDUBSW Y1, Y0, Y1
 	VPMADDWD   2560(R9), Y1, Y0
 	VMOVDQU    2336(R9), Y1
-	VMOVDQU    544(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    544(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2592(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2592(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y1
-	VMOVDQU    576(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    576(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2624(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2624(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y1
-	VMOVDQU    608(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    608(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2656(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2656(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y1
-	VMOVDQU    640(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    640(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2688(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2688(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y1
-	VMOVDQU    672(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    672(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2720(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2720(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y1
-	VMOVDQU    704(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    704(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2752(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2752(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y1
-	VMOVDQU    736(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    736(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2784(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2784(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    Y0, 64(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
@@ -8883,39 +14358,39 @@ part3:
 	VPACKSSDW  1476(CX), Y0, Y0
 	VPERMQ     $0xd8, Y0, Y0
 	VMOVDQU    1188(CX), Y1
-	VMOVDQU    Y1, 2304(R9)
 	VPERM2I128 $0x00, Y0, Y0, Y3
-	VPSHUFB    constant23<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
+	VMOVDQU    Y1, 2304(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    1220(CX), Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    1252(CX), Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    1284(CX), Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    1316(CX), Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    1348(CX), Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    1380(CX), Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    1412(CX), Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -8929,54 +14404,54 @@ part4:
 	VPMADDUBSW Y1, Y0, Y1
 	VPMADDWD   2560(R9), Y1, Y0
 	VMOVDQU    2336(R9), Y1
-	VMOVDQU    800(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    800(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2592(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2592(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y1
-	VMOVDQU    832(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    832(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2624(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2624(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y1
-	VMOVDQU    864(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    864(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2656(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2656(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y1
-	VMOVDQU    896(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    896(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2688(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2688(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y1
-	VMOVDQU    928(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    928(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2720(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2720(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y1
-	VMOVDQU    960(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    960(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2752(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2752(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y1
-	VMOVDQU    992(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    992(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2784(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2784(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    Y0, 96(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
@@ -8994,39 +14469,39 @@ part4:
 	VPACKSSDW  1872(CX), Y0, Y0
 	VPERMQ     $0xd8, Y0, Y0
 	VMOVDQU    1584(CX), Y1
-	VMOVDQU    Y1, 2304(R9)
 	VPERM2I128 $0x00, Y0, Y0, Y3
-	VPSHUFB    constant23<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
+	VMOVDQU    Y1, 2304(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    1616(CX), Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    1648(CX), Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    1680(CX), Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    1712(CX), Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    1744(CX), Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    1776(CX), Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    1808(CX), Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -9040,54 +14515,54 @@ part5:
 	VPMADDUBSW Y1, Y0, Y1
 	VPMADDWD   2560(R9), Y1, Y0
 	VMOVDQU    2336(R9), Y1
-	VMOVDQU    1056(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1056(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2592(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2592(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y1
-	VMOVDQU    1088(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1088(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2624(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2624(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y1
-	VMOVDQU    1120(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1120(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2656(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2656(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y1
-	VMOVDQU    1152(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1152(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2688(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2688(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y1
-	VMOVDQU    1184(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1184(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2720(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2720(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y1
-	VMOVDQU    1216(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1216(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2752(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2752(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y1
-	VMOVDQU    1248(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1248(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2784(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2784(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    Y0, 128(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
@@ -9106,39 +14581,39 @@ part5:
 	VPACKSSDW  2268(CX), Y0, Y0
 	VPERMQ     $0xd8, Y0, Y0
 	VMOVDQU    1980(CX), Y1
-	VMOVDQU    Y1, 2304(R9)
 	VPERM2I128 $0x00, Y0, Y0, Y3
-	VPSHUFB    constant23<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
+	VMOVDQU    Y1, 2304(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    2012(CX), Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    2044(CX), Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    2076(CX), Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    2108(CX), Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    2140(CX), Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    2172(CX), Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    2204(CX), Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -9152,54 +14627,54 @@ part6:
 	VPMADDUBSW Y1, Y0, Y1
 	VPMADDWD   2560(R9), Y1, Y0
 	VMOVDQU    2336(R9), Y1
-	VMOVDQU    1312(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1312(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2592(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2592(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y1
-	VMOVDQU    1344(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1344(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2624(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2624(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y1
-	VMOVDQU    1376(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1376(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2656(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2656(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y1
-	VMOVDQU    1408(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1408(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2688(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2688(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y1
-	VMOVDQU    1440(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1440(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2720(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2720(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y1
-	VMOVDQU    1472(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1472(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2752(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2752(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y1
-	VMOVDQU    1504(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1504(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2784(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2784(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    Y0, 160(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
@@ -9217,39 +14692,39 @@ part6:
 	VPACKSSDW  2664(CX), Y0, Y0
 	VPERMQ     $0xd8, Y0, Y0
 	VMOVDQU    2376(CX), Y1
-	VMOVDQU    Y1, 2304(R9)
 	VPERM2I128 $0x00, Y0, Y0, Y3
-	VPSHUFB    constant23<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
+	VMOVDQU    Y1, 2304(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    2408(CX), Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    2440(CX), Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    2472(CX), Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    2504(CX), Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    2536(CX), Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    2568(CX), Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    2600(CX), Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -9263,54 +14738,54 @@ part7:
 	VPMADDUBSW Y1, Y0, Y1
 	VPMADDWD   2560(R9), Y1, Y0
 	VMOVDQU    2336(R9), Y1
-	VMOVDQU    1568(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1568(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2592(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2592(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2368(R9), Y1
-	VMOVDQU    1600(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1600(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2624(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2624(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2400(R9), Y1
-	VMOVDQU    1632(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1632(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2656(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2656(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2432(R9), Y1
-	VMOVDQU    1664(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1664(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2688(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2688(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2464(R9), Y1
-	VMOVDQU    1696(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1696(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2720(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2720(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2496(R9), Y1
-	VMOVDQU    1728(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1728(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2752(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2752(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    2528(R9), Y1
-	VMOVDQU    1760(R10), Y3
-	VPSIGNB    Y1, Y3, Y3
+	VMOVDQU    1760(R10), Y2
+	VPSIGNB    Y1, Y2, Y2
 	VPABSB     Y1, Y1
-	VPMADDUBSW Y3, Y1, Y3
-	VPMADDWD   2784(R9), Y3, Y3
-	VPADDD     Y3, Y0, Y0
+	VPMADDUBSW Y2, Y1, Y2
+	VPMADDWD   2784(R9), Y2, Y2
+	VPADDD     Y2, Y0, Y0
 	VMOVDQU    Y0, 192(R13)
 	ADDQ       $+256, R13
 	ADDQ       40(AX), R10
@@ -9328,39 +14803,39 @@ part7:
 	VPACKSSDW  3060(CX), Y0, Y0
 	VPERMQ     $0xd8, Y0, Y0
 	VMOVDQU    2772(CX), Y1
-	VMOVDQU    Y1, 2304(R9)
 	VPERM2I128 $0x00, Y0, Y0, Y3
-	VPSHUFB    constant23<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2560(R9)
+	VPSHUFB    constant24<>+0(SB), Y3, Y2
+	VMOVDQU    Y1, 2304(R9)
+	VMOVDQU    Y2, 2560(R9)
 	VMOVDQU    2804(CX), Y1
+	VPSHUFB    constant25<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2336(R9)
-	VPSHUFB    constant24<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2592(R9)
+	VMOVDQU    Y2, 2592(R9)
 	VMOVDQU    2836(CX), Y1
+	VPSHUFB    constant26<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2368(R9)
-	VPSHUFB    constant25<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2624(R9)
+	VMOVDQU    Y2, 2624(R9)
 	VMOVDQU    2868(CX), Y1
+	VPSHUFB    constant27<>+0(SB), Y3, Y2
 	VMOVDQU    Y1, 2400(R9)
-	VPSHUFB    constant26<>+0(SB), Y3, Y1
-	VMOVDQU    Y1, 2656(R9)
+	VMOVDQU    Y2, 2656(R9)
 	VMOVDQU    2900(CX), Y1
+	VPERM2I128 $0x11, Y0, Y0, Y2
+	VPSHUFB    constant24<>+0(SB), Y2, Y0
 	VMOVDQU    Y1, 2432(R9)
-	VPERM2I128 $0x11, Y0, Y0, Y1
-	VPSHUFB    constant23<>+0(SB), Y1, Y0
 	VMOVDQU    Y0, 2688(R9)
 	VMOVDQU    2932(CX), Y0
+	VPSHUFB    constant25<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2464(R9)
-	VPSHUFB    constant24<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2720(R9)
+	VMOVDQU    Y1, 2720(R9)
 	VMOVDQU    2964(CX), Y0
+	VPSHUFB    constant26<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2496(R9)
-	VPSHUFB    constant25<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2752(R9)
+	VMOVDQU    Y1, 2752(R9)
 	VMOVDQU    2996(CX), Y0
+	VPSHUFB    constant27<>+0(SB), Y2, Y1
 	VMOVDQU    Y0, 2528(R9)
-	VPSHUFB    constant26<>+0(SB), Y1, Y0
-	VMOVDQU    Y0, 2784(R9)
+	VMOVDQU    Y1, 2784(R9)
 	MOVQ       112(AX), R13
 	MOVQ       SI, R10
 	MOVQ       R8, R11
@@ -9374,96 +14849,96 @@ part8:
 	VPMADDUBSW  Y1, Y0, Y1
 	VPMADDWD    2560(R9), Y1, Y0
 	VMOVDQU     2336(R9), Y1
-	VMOVDQU     1824(R10), Y3
-	VPSIGNB     Y1, Y3, Y3
+	VMOVDQU     1824(R10), Y2
+	VPSIGNB     Y1, Y2, Y2
 	VPABSB      Y1, Y1
-	VPMADDUBSW  Y3, Y1, Y3
-	VPMADDWD    2592(R9), Y3, Y3
-	VPADDD      Y3, Y0, Y0
+	VPMADDUBSW  Y2, Y1, Y2
+	VPMADDWD    2592(R9), Y2, Y2
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2368(R9), Y1
-	VMOVDQU     1856(R10), Y3
-	VPSIGNB     Y1, Y3, Y3
+	VMOVDQU     1856(R10), Y2
+	VPSIGNB     Y1, Y2, Y2
 	VPABSB      Y1, Y1
-	VPMADDUBSW  Y3, Y1, Y3
-	VPMADDWD    2624(R9), Y3, Y3
-	VPADDD      Y3, Y0, Y0
+	VPMADDUBSW  Y2, Y1, Y2
+	VPMADDWD    2624(R9), Y2, Y2
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2400(R9), Y1
-	VMOVDQU     1888(R10), Y3
-	VPSIGNB     Y1, Y3, Y3
+	VMOVDQU     1888(R10), Y2
+	VPSIGNB     Y1, Y2, Y2
 	VPABSB      Y1, Y1
-	VPMADDUBSW  Y3, Y1, Y3
-	VPMADDWD    2656(R9), Y3, Y3
-	VPADDD      Y3, Y0, Y0
+	VPMADDUBSW  Y2, Y1, Y2
+	VPMADDWD    2656(R9), Y2, Y2
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2432(R9), Y1
-	VMOVDQU     1920(R10), Y3
-	VPSIGNB     Y1, Y3, Y3
+	VMOVDQU     1920(R10), Y2
+	VPSIGNB     Y1, Y2, Y2
 	VPABSB      Y1, Y1
-	VPMADDUBSW  Y3, Y1, Y3
-	VPMADDWD    2688(R9), Y3, Y3
-	VPADDD      Y3, Y0, Y0
+	VPMADDUBSW  Y2, Y1, Y2
+	VPMADDWD    2688(R9), Y2, Y2
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2464(R9), Y1
-	VMOVDQU     1952(R10), Y3
-	VPSIGNB     Y1, Y3, Y3
+	VMOVDQU     1952(R10), Y2
+	VPSIGNB     Y1, Y2, Y2
 	VPABSB      Y1, Y1
-	VPMADDUBSW  Y3, Y1, Y3
-	VPMADDWD    2720(R9), Y3, Y3
-	VPADDD      Y3, Y0, Y0
+	VPMADDUBSW  Y2, Y1, Y2
+	VPMADDWD    2720(R9), Y2, Y2
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2496(R9), Y1
-	VMOVDQU     1984(R10), Y3
-	VPSIGNB     Y1, Y3, Y3
+	VMOVDQU     1984(R10), Y2
+	VPSIGNB     Y1, Y2, Y2
 	VPABSB      Y1, Y1
-	VPMADDUBSW  Y3, Y1, Y3
-	VPMADDWD    2752(R9), Y3, Y3
-	VPADDD      Y3, Y0, Y0
+	VPMADDUBSW  Y2, Y1, Y2
+	VPMADDWD    2752(R9), Y2, Y2
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     2528(R9), Y1
-	VMOVDQU     2016(R10), Y3
-	VPSIGNB     Y1, Y3, Y3
+	VMOVDQU     2016(R10), Y2
+	VPSIGNB     Y1, Y2, Y2
 	VPABSB      Y1, Y1
-	VPMADDUBSW  Y3, Y1, Y3
-	VPMADDWD    2784(R9), Y3, Y3
-	VPADDD      Y3, Y0, Y0
+	VPMADDUBSW  Y2, Y1, Y2
+	VPMADDWD    2784(R9), Y2, Y2
+	VPADDD      Y2, Y0, Y0
 	VMOVDQU     Y0, 224(R13)
 	ADDQ        $+256, R13
 	ADDQ        40(AX), R10
 	ADDQ        56(AX), R11
 	DECQ        R12
 	JNZ         part8
-	VMOVSS      384(CX), X2
-	VINSERTPS   $0x10, 780(CX), X2, X2
-	VINSERTPS   $0x20, 1176(CX), X2, X2
-	VINSERTPS   $0x30, 1572(CX), X2, X2
+	VMOVSS      384(CX), X4
+	VINSERTPS   $0x10, 780(CX), X4, X4
+	VINSERTPS   $0x20, 1176(CX), X4, X4
+	VINSERTPS   $0x30, 1572(CX), X4, X4
 	VMOVSS      1968(CX), X0
 	VINSERTPS   $0x10, 2364(CX), X0, X0
 	VINSERTPS   $0x20, 2760(CX), X0, X0
 	VINSERTPS   $0x30, 3156(CX), X0, X0
-	VINSERTF128 $0x01, X0, Y2, Y0
+	VINSERTF128 $0x01, X0, Y4, Y0
 	MOVQ        112(AX), R9
 	MOVQ        88(AX), R10
 	MOVQ        DX, R11
 
 position9:
 	VMOVDQU    (R9), Y1
-	VMOVDQU    32(R9), Y3
-	VPHADDD    Y3, Y1, Y1
-	VMOVDQU    64(R9), Y3
-	VMOVDQU    96(R9), Y4
-	VPHADDD    Y4, Y3, Y3
-	VPHADDD    Y3, Y1, Y1
-	VMOVDQU    128(R9), Y3
-	VMOVDQU    160(R9), Y4
-	VPHADDD    Y4, Y3, Y3
-	VMOVDQU    192(R9), Y4
+	VMOVDQU    32(R9), Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    64(R9), Y2
+	VMOVDQU    96(R9), Y3
+	VPHADDD    Y3, Y2, Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    128(R9), Y2
+	VMOVDQU    160(R9), Y3
+	VPHADDD    Y3, Y2, Y2
+	VMOVDQU    192(R9), Y3
 	VMOVDQU    224(R9), Y5
-	VPHADDD    Y5, Y4, Y4
-	VPHADDD    Y4, Y3, Y3
-	VPERM2I128 $0x20, Y3, Y1, Y4
-	VPERM2I128 $0x31, Y3, Y1, Y1
-	VPADDD     Y1, Y4, Y4
+	VPHADDD    Y5, Y3, Y3
+	VPHADDD    Y3, Y2, Y2
+	VPERM2I128 $0x20, Y2, Y1, Y3
+	VPERM2I128 $0x31, Y2, Y1, Y1
+	VPADDD     Y1, Y3, Y3
 	ADDQ       $+256, R9
-	VCVTDQ2PS  Y4, Y4
-	VMULPS     Y0, Y4, Y4
-	VMULPS     (DI), Y4, Y4
-	VMOVUPS    Y4, (R11)
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VMULPS     (DI), Y3, Y3
+	VMOVUPS    Y3, (R11)
 	ADDQ       40(AX), SI
 	ADDQ       48(AX), DI
 	ADDQ       56(AX), R8
@@ -9478,6 +14953,668 @@ position9:
 	CMOVQGE    R9, BX
 	DECQ       8(AX)
 	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ        16(AX), SI
+	MOVQ        24(AX), DI
+	MOVQ        32(AX), R8
+	IMUL3Q      $+256, BX, R9
+	ADDQ        R9, SI
+	LEAQ        (DI)(BX*4), DI
+	IMUL3Q      $+32, BX, R9
+	ADDQ        R9, R8
+	PREFETCHT0  4096(CX)
+	PREFETCHT0  4160(CX)
+	PREFETCHT0  4224(CX)
+	PREFETCHT0  4288(CX)
+	PREFETCHT0  4352(CX)
+	PREFETCHT0  4416(CX)
+	PREFETCHT0  4480(CX)
+	MOVQ        112(AX), R8
+	VMOVDQU     256(CX), Y0
+	VPACKSSDW   288(CX), Y0, Y0
+	VPERMQ      $0xd8, Y0, Y0
+	VMOVDQU     (CX), Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VMOVDQU     (SI), Y4
+	VPSIGNB     Y1, Y4, Y4
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y4, Y1, Y4
+	VPMADDWD    Y2, Y4, Y4
+	VMOVDQU     32(CX), Y1
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VMOVDQU     32(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     64(CX), Y1
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VMOVDQU     64(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     96(CX), Y1
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VMOVDQU     96(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y2, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     128(CX), Y1
+	VPERM2I128  $0x11, Y0, Y0, Y2
+	VPSHUFB     constant24<>+0(SB), Y2, Y0
+	VMOVDQU     128(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y0, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     160(CX), Y0
+	VPSHUFB     constant25<>+0(SB), Y2, Y1
+	VMOVDQU     160(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     192(CX), Y0
+	VPSHUFB     constant26<>+0(SB), Y2, Y1
+	VMOVDQU     192(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     224(CX), Y0
+	VPSHUFB     constant27<>+0(SB), Y2, Y1
+	VMOVDQU     224(SI), Y2
+	VPSIGNB     Y0, Y2, Y2
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y2, Y0, Y2
+	VPMADDWD    Y1, Y2, Y2
+	VPADDD      Y2, Y4, Y4
+	VMOVDQU     Y4, (R8)
+	PREFETCHT0  4544(CX)
+	PREFETCHT0  4608(CX)
+	PREFETCHT0  4672(CX)
+	PREFETCHT0  4736(CX)
+	PREFETCHT0  4800(CX)
+	PREFETCHT0  4864(CX)
+	MOVQ        112(AX), R8
+	VMOVDQU     652(CX), Y0
+	VPACKSSDW   684(CX), Y0, Y0
+	VPERMQ      $0xd8, Y0, Y0
+	VMOVDQU     396(CX), Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VMOVDQU     256(SI), Y4
+	VPSIGNB     Y1, Y4, Y4
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y4, Y1, Y4
+	VPMADDWD    Y2, Y4, Y4
+	VMOVDQU     428(CX), Y1
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VMOVDQU     288(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     460(CX), Y1
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VMOVDQU     320(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     492(CX), Y1
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VMOVDQU     352(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y2, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     524(CX), Y1
+	VPERM2I128  $0x11, Y0, Y0, Y2
+	VPSHUFB     constant24<>+0(SB), Y2, Y0
+	VMOVDQU     384(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y0, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     556(CX), Y0
+	VPSHUFB     constant25<>+0(SB), Y2, Y1
+	VMOVDQU     416(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     588(CX), Y0
+	VPSHUFB     constant26<>+0(SB), Y2, Y1
+	VMOVDQU     448(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     620(CX), Y0
+	VPSHUFB     constant27<>+0(SB), Y2, Y1
+	VMOVDQU     480(SI), Y2
+	VPSIGNB     Y0, Y2, Y2
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y2, Y0, Y2
+	VPMADDWD    Y1, Y2, Y2
+	VPADDD      Y2, Y4, Y4
+	VMOVDQU     Y4, 32(R8)
+	PREFETCHT0  4928(CX)
+	PREFETCHT0  4992(CX)
+	PREFETCHT0  5056(CX)
+	PREFETCHT0  5120(CX)
+	PREFETCHT0  5184(CX)
+	PREFETCHT0  5248(CX)
+	MOVQ        112(AX), R8
+	VMOVDQU     1048(CX), Y0
+	VPACKSSDW   1080(CX), Y0, Y0
+	VPERMQ      $0xd8, Y0, Y0
+	VMOVDQU     792(CX), Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VMOVDQU     512(SI), Y4
+	VPSIGNB     Y1, Y4, Y4
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y4, Y1, Y4
+	VPMADDWD    Y2, Y4, Y4
+	VMOVDQU     824(CX), Y1
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VMOVDQU     544(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     856(CX), Y1
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VMOVDQU     576(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     888(CX), Y1
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VMOVDQU     608(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y2, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     920(CX), Y1
+	VPERM2I128  $0x11, Y0, Y0, Y2
+	VPSHUFB     constant24<>+0(SB), Y2, Y0
+	VMOVDQU     640(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y0, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     952(CX), Y0
+	VPSHUFB     constant25<>+0(SB), Y2, Y1
+	VMOVDQU     672(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     984(CX), Y0
+	VPSHUFB     constant26<>+0(SB), Y2, Y1
+	VMOVDQU     704(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     1016(CX), Y0
+	VPSHUFB     constant27<>+0(SB), Y2, Y1
+	VMOVDQU     736(SI), Y2
+	VPSIGNB     Y0, Y2, Y2
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y2, Y0, Y2
+	VPMADDWD    Y1, Y2, Y2
+	VPADDD      Y2, Y4, Y4
+	VMOVDQU     Y4, 64(R8)
+	PREFETCHT0  5312(CX)
+	PREFETCHT0  5376(CX)
+	PREFETCHT0  5440(CX)
+	PREFETCHT0  5504(CX)
+	PREFETCHT0  5568(CX)
+	PREFETCHT0  5632(CX)
+	MOVQ        112(AX), R8
+	VMOVDQU     1444(CX), Y0
+	VPACKSSDW   1476(CX), Y0, Y0
+	VPERMQ      $0xd8, Y0, Y0
+	VMOVDQU     1188(CX), Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VMOVDQU     768(SI), Y4
+	VPSIGNB     Y1, Y4, Y4
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y4, Y1, Y4
+	VPMADDWD    Y2, Y4, Y4
+	VMOVDQU     1220(CX), Y1
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VMOVDQU     800(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     1252(CX), Y1
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VMOVDQU     832(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     1284(CX), Y1
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VMOVDQU     864(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y2, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     1316(CX), Y1
+	VPERM2I128  $0x11, Y0, Y0, Y2
+	VPSHUFB     constant24<>+0(SB), Y2, Y0
+	VMOVDQU     896(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y0, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     1348(CX), Y0
+	VPSHUFB     constant25<>+0(SB), Y2, Y1
+	VMOVDQU     928(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     1380(CX), Y0
+	VPSHUFB     constant26<>+0(SB), Y2, Y1
+	VMOVDQU     960(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     1412(CX), Y0
+	VPSHUFB     constant27<>+0(SB), Y2, Y1
+	VMOVDQU     992(SI), Y2
+	VPSIGNB     Y0, Y2, Y2
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y2, Y0, Y2
+	VPMADDWD    Y1, Y2, Y2
+	VPADDD      Y2, Y4, Y4
+	VMOVDQU     Y4, 96(R8)
+	PREFETCHT0  5696(CX)
+	PREFETCHT0  5760(CX)
+	PREFETCHT0  5824(CX)
+	PREFETCHT0  5888(CX)
+	PREFETCHT0  5952(CX)
+	PREFETCHT0  6016(CX)
+	MOVQ        112(AX), R8
+	VMOVDQU     1840(CX), Y0
+	VPACKSSDW   1872(CX), Y0, Y0
+	VPERMQ      $0xd8, Y0, Y0
+	VMOVDQU     1584(CX), Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VMOVDQU     1024(SI), Y4
+	VPSIGNB     Y1, Y4, Y4
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y4, Y1, Y4
+	VPMADDWD    Y2, Y4, Y4
+	VMOVDQU     1616(CX), Y1
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VMOVDQU     1056(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     1648(CX), Y1
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VMOVDQU     1088(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     1680(CX), Y1
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VMOVDQU     1120(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y2, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     1712(CX), Y1
+	VPERM2I128  $0x11, Y0, Y0, Y2
+	VPSHUFB     constant24<>+0(SB), Y2, Y0
+	VMOVDQU     1152(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y0, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     1744(CX), Y0
+	VPSHUFB     constant25<>+0(SB), Y2, Y1
+	VMOVDQU     1184(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     1776(CX), Y0
+	VPSHUFB     constant26<>+0(SB), Y2, Y1
+	VMOVDQU     1216(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     1808(CX), Y0
+	VPSHUFB     constant27<>+0(SB), Y2, Y1
+	VMOVDQU     1248(SI), Y2
+	VPSIGNB     Y0, Y2, Y2
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y2, Y0, Y2
+	VPMADDWD    Y1, Y2, Y2
+	VPADDD      Y2, Y4, Y4
+	VMOVDQU     Y4, 128(R8)
+	PREFETCHT0  6080(CX)
+	PREFETCHT0  6144(CX)
+	PREFETCHT0  6208(CX)
+	PREFETCHT0  6272(CX)
+	PREFETCHT0  6336(CX)
+	PREFETCHT0  6400(CX)
+	PREFETCHT0  6464(CX)
+	MOVQ        112(AX), R8
+	VMOVDQU     2236(CX), Y0
+	VPACKSSDW   2268(CX), Y0, Y0
+	VPERMQ      $0xd8, Y0, Y0
+	VMOVDQU     1980(CX), Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VMOVDQU     1280(SI), Y4
+	VPSIGNB     Y1, Y4, Y4
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y4, Y1, Y4
+	VPMADDWD    Y2, Y4, Y4
+	VMOVDQU     2012(CX), Y1
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VMOVDQU     1312(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     2044(CX), Y1
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VMOVDQU     1344(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     2076(CX), Y1
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VMOVDQU     1376(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y2, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2108(CX), Y1
+	VPERM2I128  $0x11, Y0, Y0, Y2
+	VPSHUFB     constant24<>+0(SB), Y2, Y0
+	VMOVDQU     1408(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y0, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2140(CX), Y0
+	VPSHUFB     constant25<>+0(SB), Y2, Y1
+	VMOVDQU     1440(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2172(CX), Y0
+	VPSHUFB     constant26<>+0(SB), Y2, Y1
+	VMOVDQU     1472(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2204(CX), Y0
+	VPSHUFB     constant27<>+0(SB), Y2, Y1
+	VMOVDQU     1504(SI), Y2
+	VPSIGNB     Y0, Y2, Y2
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y2, Y0, Y2
+	VPMADDWD    Y1, Y2, Y2
+	VPADDD      Y2, Y4, Y4
+	VMOVDQU     Y4, 160(R8)
+	PREFETCHT0  6528(CX)
+	PREFETCHT0  6592(CX)
+	PREFETCHT0  6656(CX)
+	PREFETCHT0  6720(CX)
+	PREFETCHT0  6784(CX)
+	PREFETCHT0  6848(CX)
+	MOVQ        112(AX), R8
+	VMOVDQU     2632(CX), Y0
+	VPACKSSDW   2664(CX), Y0, Y0
+	VPERMQ      $0xd8, Y0, Y0
+	VMOVDQU     2376(CX), Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VMOVDQU     1536(SI), Y4
+	VPSIGNB     Y1, Y4, Y4
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y4, Y1, Y4
+	VPMADDWD    Y2, Y4, Y4
+	VMOVDQU     2408(CX), Y1
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VMOVDQU     1568(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     2440(CX), Y1
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VMOVDQU     1600(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     2472(CX), Y1
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VMOVDQU     1632(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y2, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2504(CX), Y1
+	VPERM2I128  $0x11, Y0, Y0, Y2
+	VPSHUFB     constant24<>+0(SB), Y2, Y0
+	VMOVDQU     1664(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y0, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2536(CX), Y0
+	VPSHUFB     constant25<>+0(SB), Y2, Y1
+	VMOVDQU     1696(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2568(CX), Y0
+	VPSHUFB     constant26<>+0(SB), Y2, Y1
+	VMOVDQU     1728(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2600(CX), Y0
+	VPSHUFB     constant27<>+0(SB), Y2, Y1
+	VMOVDQU     1760(SI), Y2
+	VPSIGNB     Y0, Y2, Y2
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y2, Y0, Y2
+	VPMADDWD    Y1, Y2, Y2
+	VPADDD      Y2, Y4, Y4
+	VMOVDQU     Y4, 192(R8)
+	PREFETCHT0  6912(CX)
+	PREFETCHT0  6976(CX)
+	PREFETCHT0  7040(CX)
+	PREFETCHT0  7104(CX)
+	PREFETCHT0  7168(CX)
+	PREFETCHT0  7232(CX)
+	MOVQ        112(AX), R8
+	VMOVDQU     3028(CX), Y0
+	VPACKSSDW   3060(CX), Y0, Y0
+	VPERMQ      $0xd8, Y0, Y0
+	VMOVDQU     2772(CX), Y1
+	VPERM2I128  $0x00, Y0, Y0, Y3
+	VPSHUFB     constant24<>+0(SB), Y3, Y2
+	VMOVDQU     1792(SI), Y4
+	VPSIGNB     Y1, Y4, Y4
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y4, Y1, Y4
+	VPMADDWD    Y2, Y4, Y4
+	VMOVDQU     2804(CX), Y1
+	VPSHUFB     constant25<>+0(SB), Y3, Y2
+	VMOVDQU     1824(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     2836(CX), Y1
+	VPSHUFB     constant26<>+0(SB), Y3, Y2
+	VMOVDQU     1856(SI), Y6
+	VPSIGNB     Y1, Y6, Y6
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y6, Y1, Y6
+	VPMADDWD    Y2, Y6, Y6
+	VPADDD      Y6, Y4, Y4
+	VMOVDQU     2868(CX), Y1
+	VPSHUFB     constant27<>+0(SB), Y3, Y2
+	VMOVDQU     1888(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y2, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2900(CX), Y1
+	VPERM2I128  $0x11, Y0, Y0, Y2
+	VPSHUFB     constant24<>+0(SB), Y2, Y0
+	VMOVDQU     1920(SI), Y3
+	VPSIGNB     Y1, Y3, Y3
+	VPABSB      Y1, Y1
+	VPMADDUBSW  Y3, Y1, Y3
+	VPMADDWD    Y0, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2932(CX), Y0
+	VPSHUFB     constant25<>+0(SB), Y2, Y1
+	VMOVDQU     1952(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2964(CX), Y0
+	VPSHUFB     constant26<>+0(SB), Y2, Y1
+	VMOVDQU     1984(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    Y1, Y3, Y3
+	VPADDD      Y3, Y4, Y4
+	VMOVDQU     2996(CX), Y0
+	VPSHUFB     constant27<>+0(SB), Y2, Y1
+	VMOVDQU     2016(SI), Y2
+	VPSIGNB     Y0, Y2, Y2
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y2, Y0, Y2
+	VPMADDWD    Y1, Y2, Y2
+	VPADDD      Y2, Y4, Y4
+	VMOVDQU     Y4, 224(R8)
+	VMOVSS      384(CX), X5
+	VINSERTPS   $0x10, 780(CX), X5, X5
+	VINSERTPS   $0x20, 1176(CX), X5, X5
+	VINSERTPS   $0x30, 1572(CX), X5, X5
+	VMOVSS      1968(CX), X0
+	VINSERTPS   $0x10, 2364(CX), X0, X0
+	VINSERTPS   $0x20, 2760(CX), X0, X0
+	VINSERTPS   $0x30, 3156(CX), X0, X0
+	VINSERTF128 $0x01, X0, Y5, Y0
+	MOVQ        112(AX), SI
+	VMOVDQU     (SI), Y1
+	VMOVDQU     32(SI), Y2
+	VPHADDD     Y2, Y1, Y1
+	VMOVDQU     64(SI), Y2
+	VMOVDQU     96(SI), Y3
+	VPHADDD     Y3, Y2, Y2
+	VPHADDD     Y2, Y1, Y1
+	VMOVDQU     128(SI), Y2
+	VMOVDQU     160(SI), Y3
+	VPHADDD     Y3, Y2, Y2
+	VMOVDQU     192(SI), Y3
+	VMOVDQU     224(SI), Y4
+	VPHADDD     Y4, Y3, Y3
+	VPHADDD     Y3, Y2, Y2
+	VPERM2I128  $0x20, Y2, Y1, Y3
+	VPERM2I128  $0x31, Y2, Y1, Y1
+	VPADDD      Y1, Y3, Y3
+	ADDQ        $+256, SI
+	VCVTDQ2PS   Y3, Y3
+	VMULPS      Y0, Y3, Y3
+	VMULPS      (DI), Y3, Y3
+	VMOVUPS     Y3, (DX)
+	ADDQ        $+3168, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         alone
 	VZEROUPPER
 	RET
 

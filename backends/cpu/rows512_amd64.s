@@ -12,6 +12,8 @@ TEXT ·rowsQ8_0AVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -91,6 +93,74 @@ position1:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+32, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	PREFETCHT0      4288(CX)
+	PREFETCHT0      4352(CX)
+	VBROADCASTI64X4 2(CX), Z3
+	VINSERTI64X4    $0x01, 36(CX), Z3, Z3
+	VPXORD          Z0, Z3, Z3
+	VBROADCASTI64X4 70(CX), Z4
+	VINSERTI64X4    $0x01, 104(CX), Z4, Z4
+	VPXORD          Z0, Z4, Z4
+	VBROADCASTI64X4 138(CX), Z5
+	VINSERTI64X4    $0x01, 172(CX), Z5, Z5
+	VPXORD          Z0, Z5, Z5
+	VBROADCASTI64X4 206(CX), Z6
+	VINSERTI64X4    $0x01, 240(CX), Z6, Z6
+	VPXORD          Z0, Z6, Z6
+	VMOVDQU32       (CX), Z7
+	VPERMT2W        64(CX), Z1, Z7
+	VMOVDQU32       136(CX), Z8
+	VPERMT2W        200(CX), Z1, Z8
+	VPUNPCKLQDQ     X8, X7, X7
+	VCVTPH2PS       X7, Y7
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        (SI), Z3, Z8
+	VPXORD          Z3, Z3, Z3
+	VPDPBUSD        64(SI), Z4, Z3
+	VPXORD          Z4, Z4, Z4
+	VPDPBUSD        128(SI), Z5, Z4
+	VPXORD          Z5, Z5, Z5
+	VPDPBUSD        192(SI), Z6, Z5
+	VPUNPCKLDQ      Z3, Z8, Z6
+	VPUNPCKHDQ      Z3, Z8, Z3
+	VPADDD          Z3, Z6, Z6
+	VPUNPCKLDQ      Z5, Z4, Z3
+	VPUNPCKHDQ      Z5, Z4, Z4
+	VPADDD          Z4, Z3, Z3
+	VPUNPCKLQDQ     Z3, Z6, Z4
+	VPUNPCKHQDQ     Z3, Z6, Z3
+	VPADDD          Z3, Z4, Z4
+	VSHUFI32X4      $0xb1, Z4, Z4, Z3
+	VPADDD          Z3, Z4, Z4
+	VPERMD          Z4, Z2, Z4
+	VPSLLD          $0x07, (R8), Y3
+	VPSUBD          Y3, Y4, Y4
+	VCVTDQ2PS       Y4, Y4
+	VMULPS          Y7, Y4, Y4
+	VMULPS          (DI), Y4, Y4
+	VMOVUPS         Y4, (DX)
+	ADDQ            $+272, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 DATA constant0<>+0(SB)/8, $0x8080808080808080
 DATA constant0<>+8(SB)/8, $0x8080808080808080
 DATA constant0<>+16(SB)/8, $0x8080808080808080
@@ -131,6 +201,8 @@ TEXT ·rowsQ4_0AVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -200,6 +272,64 @@ position1:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 2(CX), Z3
+	VINSERTI32X4    $0x01, 20(CX), Z3, Z3
+	VINSERTI32X4    $0x02, 38(CX), Z3, Z3
+	VINSERTI32X4    $0x03, 56(CX), Z3, Z3
+	VPSRLW          $0x04, Z3, Z4
+	VPANDD          Z0, Z3, Z3
+	VPANDD          Z0, Z4, Z4
+	VBROADCASTI32X4 74(CX), Z5
+	VINSERTI32X4    $0x01, 92(CX), Z5, Z5
+	VINSERTI32X4    $0x02, 110(CX), Z5, Z5
+	VINSERTI32X4    $0x03, 128(CX), Z5, Z5
+	VPSRLW          $0x04, Z5, Z6
+	VPANDD          Z0, Z5, Z5
+	VPANDD          Z0, Z6, Z6
+	VMOVDQU32       (CX), Z7
+	VPERMT2W        64(CX), Z1, Z7
+	VCVTPH2PS       X7, Y7
+	MOVQ            120(AX), R9
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        (SI), Z3, Z8
+	VPDPBUSD        (SI)(R9*1), Z4, Z8
+	VPXORD          Z3, Z3, Z3
+	VPDPBUSD        64(SI), Z5, Z3
+	VPDPBUSD        64(SI)(R9*1), Z6, Z3
+	VPUNPCKLDQ      Z3, Z8, Z4
+	VPUNPCKHDQ      Z3, Z8, Z3
+	VPADDD          Z3, Z4, Z4
+	VPSHUFD         $0x4e, Z4, Z3
+	VPADDD          Z3, Z4, Z4
+	VPERMD          Z4, Z2, Z4
+	VPSLLD          $0x03, (R8), Y3
+	VPSUBD          Y3, Y4, Y4
+	VCVTDQ2PS       Y4, Y4
+	VMULPS          Y7, Y4, Y4
+	VMULPS          (DI), Y4, Y4
+	VMOVUPS         Y4, (DX)
+	ADDQ            $+144, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 DATA constant3<>+0(SB)/8, $0x0f0f0f0f0f0f0f0f
 DATA constant3<>+8(SB)/8, $0x0f0f0f0f0f0f0f0f
 DATA constant3<>+16(SB)/8, $0x0f0f0f0f0f0f0f0f
@@ -239,6 +369,8 @@ TEXT ·rowsQ4_1AVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -331,6 +463,87 @@ position1:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 4(CX), Z2
+	VINSERTI32X4    $0x01, 24(CX), Z2, Z2
+	VINSERTI32X4    $0x02, 44(CX), Z2, Z2
+	VINSERTI32X4    $0x03, 64(CX), Z2, Z2
+	VPSRLW          $0x04, Z2, Z3
+	VPANDD          Z0, Z2, Z2
+	VPANDD          Z0, Z3, Z3
+	VBROADCASTI32X4 84(CX), Z4
+	VINSERTI32X4    $0x01, 104(CX), Z4, Z4
+	VINSERTI32X4    $0x02, 124(CX), Z4, Z4
+	VINSERTI32X4    $0x03, 144(CX), Z4, Z4
+	VPSRLW          $0x04, Z4, Z5
+	VPANDD          Z0, Z4, Z4
+	VPANDD          Z0, Z5, Z5
+	VPXORD          Z6, Z6, Z6
+	VPXORD          Z7, Z7, Z7
+	VPINSRW         $0x00, (CX), X6, X6
+	VPINSRW         $0x00, 80(CX), X7, X7
+	VPINSRW         $0x01, 20(CX), X6, X6
+	VPINSRW         $0x01, 100(CX), X7, X7
+	VPINSRW         $0x02, 40(CX), X6, X6
+	VPINSRW         $0x02, 120(CX), X7, X7
+	VPINSRW         $0x03, 60(CX), X6, X6
+	VPINSRW         $0x03, 140(CX), X7, X7
+	VPUNPCKLQDQ     X7, X6, X6
+	VCVTPH2PS       X6, Y6
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPINSRW         $0x00, 2(CX), X7, X7
+	VPINSRW         $0x00, 82(CX), X8, X8
+	VPINSRW         $0x01, 22(CX), X7, X7
+	VPINSRW         $0x01, 102(CX), X8, X8
+	VPINSRW         $0x02, 42(CX), X7, X7
+	VPINSRW         $0x02, 122(CX), X8, X8
+	VPINSRW         $0x03, 62(CX), X7, X7
+	VPINSRW         $0x03, 142(CX), X8, X8
+	VPUNPCKLQDQ     X8, X7, X7
+	VCVTPH2PS       X7, Y7
+	MOVQ            120(AX), R9
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        (SI), Z2, Z8
+	VPDPBUSD        (SI)(R9*1), Z3, Z8
+	VPXORD          Z2, Z2, Z2
+	VPDPBUSD        64(SI), Z4, Z2
+	VPDPBUSD        64(SI)(R9*1), Z5, Z2
+	VPUNPCKLDQ      Z2, Z8, Z3
+	VPUNPCKHDQ      Z2, Z8, Z2
+	VPADDD          Z2, Z3, Z3
+	VPSHUFD         $0x4e, Z3, Z2
+	VPADDD          Z2, Z3, Z3
+	VPERMD          Z3, Z1, Z3
+	VMOVDQU32       (R8), Y2
+	VCVTDQ2PS       Y3, Y3
+	VMULPS          Y6, Y3, Y3
+	VCVTDQ2PS       Y2, Y2
+	VMULPS          Y7, Y2, Y2
+	VADDPS          Y2, Y3, Y3
+	VMULPS          (DI), Y3, Y3
+	VMOVUPS         Y3, (DX)
+	ADDQ            $+160, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 // func rowsIQ4_NLAVX512(a *rowArgs)
 // Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·rowsIQ4_NLAVX512(SB), NOSPLIT, $0-8
@@ -342,6 +555,8 @@ TEXT ·rowsIQ4_NLAVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -415,6 +630,68 @@ position1:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 2(CX), Z4
+	VINSERTI32X4    $0x01, 20(CX), Z4, Z4
+	VINSERTI32X4    $0x02, 38(CX), Z4, Z4
+	VINSERTI32X4    $0x03, 56(CX), Z4, Z4
+	VPSRLW          $0x04, Z4, Z5
+	VPANDD          Z0, Z4, Z4
+	VPANDD          Z0, Z5, Z5
+	VBROADCASTI32X4 74(CX), Z6
+	VINSERTI32X4    $0x01, 92(CX), Z6, Z6
+	VINSERTI32X4    $0x02, 110(CX), Z6, Z6
+	VINSERTI32X4    $0x03, 128(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VPSHUFB         Z4, Z1, Z4
+	VPSHUFB         Z5, Z1, Z5
+	VPSHUFB         Z6, Z1, Z6
+	VPSHUFB         Z7, Z1, Z7
+	VMOVDQU32       (CX), Z8
+	VPERMT2W        64(CX), Z2, Z8
+	VCVTPH2PS       X8, Y8
+	MOVQ            120(AX), R9
+	VPXORD          Z9, Z9, Z9
+	VPDPBUSD        (SI), Z4, Z9
+	VPDPBUSD        (SI)(R9*1), Z5, Z9
+	VPXORD          Z4, Z4, Z4
+	VPDPBUSD        64(SI), Z6, Z4
+	VPDPBUSD        64(SI)(R9*1), Z7, Z4
+	VPUNPCKLDQ      Z4, Z9, Z5
+	VPUNPCKHDQ      Z4, Z9, Z4
+	VPADDD          Z4, Z5, Z5
+	VPSHUFD         $0x4e, Z5, Z4
+	VPADDD          Z4, Z5, Z5
+	VPERMD          Z5, Z3, Z5
+	VPSLLD          $0x07, (R8), Y4
+	VPSUBD          Y4, Y5, Y5
+	VCVTDQ2PS       Y5, Y5
+	VMULPS          Y8, Y5, Y5
+	VMULPS          (DI), Y5, Y5
+	VMOVUPS         Y5, (DX)
+	ADDQ            $+144, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 DATA constant6<>+0(SB)/8, $0x766a5d4f3f2d1801
 DATA constant6<>+8(SB)/8, $0xf1d9c5b5a6998d81
 DATA constant6<>+16(SB)/8, $0x766a5d4f3f2d1801
@@ -438,6 +715,8 @@ TEXT ·rowsMXFP4AVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -516,6 +795,73 @@ position1:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 1(CX), Z6
+	VINSERTI32X4    $0x01, 18(CX), Z6, Z6
+	VINSERTI32X4    $0x02, 35(CX), Z6, Z6
+	VINSERTI32X4    $0x03, 52(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VBROADCASTI32X4 69(CX), Z8
+	VINSERTI32X4    $0x01, 86(CX), Z8, Z8
+	VINSERTI32X4    $0x02, 103(CX), Z8, Z8
+	VINSERTI32X4    $0x03, 120(CX), Z8, Z8
+	VPSRLW          $0x04, Z8, Z9
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z9, Z9
+	VPSHUFB         Z6, Z1, Z6
+	VPSHUFB         Z7, Z1, Z7
+	VPSHUFB         Z8, Z1, Z8
+	VPSHUFB         Z9, Z1, Z9
+	VMOVDQU32       (CX), Z10
+	VPERMT2W        64(CX), Z2, Z10
+	VPSRLVW         X3, X10, X10
+	VPANDD          X4, X10, X10
+	VPMOVZXWD       X10, Y10
+	VPCMPUD         $0x05, constant11<>+0(SB), Y10, K1
+	VPSUBD          constant12<>+0(SB), Y10, Y10
+	VPSLLD.Z        $0x17, Y10, K1, Y10
+	MOVQ            120(AX), R9
+	VPXORD          Z11, Z11, Z11
+	VPDPBUSD        (SI), Z6, Z11
+	VPDPBUSD        (SI)(R9*1), Z7, Z11
+	VPXORD          Z6, Z6, Z6
+	VPDPBUSD        64(SI), Z8, Z6
+	VPDPBUSD        64(SI)(R9*1), Z9, Z6
+	VPUNPCKLDQ      Z6, Z11, Z7
+	VPUNPCKHDQ      Z6, Z11, Z6
+	VPADDD          Z6, Z7, Z7
+	VPSHUFD         $0x4e, Z7, Z6
+	VPADDD          Z6, Z7, Z7
+	VPERMD          Z7, Z5, Z7
+	VPSLLD          $0x04, (R8), Y6
+	VPSUBD          Y6, Y7, Y7
+	VCVTDQ2PS       Y7, Y7
+	VMULPS          Y10, Y7, Y7
+	VMULPS          (DI), Y7, Y7
+	VMOVUPS         Y7, (DX)
+	ADDQ            $+136, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 DATA constant7<>+0(SB)/8, $0x1c18161413121110
 DATA constant7<>+8(SB)/8, $0x04080a0c0d0e0f10
 DATA constant7<>+16(SB)/8, $0x1c18161413121110
@@ -589,6 +935,8 @@ TEXT ·rowsQ5_0AVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -687,6 +1035,93 @@ position1:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 6(CX), Z6
+	VINSERTI32X4    $0x01, 28(CX), Z6, Z6
+	VINSERTI32X4    $0x02, 50(CX), Z6, Z6
+	VINSERTI32X4    $0x03, 72(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VBROADCASTI32X4 94(CX), Z8
+	VINSERTI32X4    $0x01, 116(CX), Z8, Z8
+	VINSERTI32X4    $0x02, 138(CX), Z8, Z8
+	VINSERTI32X4    $0x03, 160(CX), Z8, Z8
+	VPSRLW          $0x04, Z8, Z9
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z9, Z9
+	VBROADCASTI32X4 2(CX), Z10
+	VINSERTI32X4    $0x01, 24(CX), Z10, Z10
+	VINSERTI32X4    $0x02, 46(CX), Z10, Z10
+	VINSERTI32X4    $0x03, 68(CX), Z10, Z10
+	VPSHUFB         Z1, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z6, K1, Z6
+	VPSHUFB         Z2, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z7, K1, Z7
+	VBROADCASTI32X4 90(CX), Z10
+	VINSERTI32X4    $0x01, 112(CX), Z10, Z10
+	VINSERTI32X4    $0x02, 134(CX), Z10, Z10
+	VINSERTI32X4    $0x03, 156(CX), Z10, Z10
+	VPSHUFB         Z1, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z8, K1, Z8
+	VPSHUFB         Z2, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z9, K1, Z9
+	VPXORD          Z10, Z10, Z10
+	VPXORD          Z11, Z11, Z11
+	VPINSRW         $0x00, (CX), X10, X10
+	VPINSRW         $0x00, 88(CX), X11, X11
+	VPINSRW         $0x01, 22(CX), X10, X10
+	VPINSRW         $0x01, 110(CX), X11, X11
+	VPINSRW         $0x02, 44(CX), X10, X10
+	VPINSRW         $0x02, 132(CX), X11, X11
+	VPINSRW         $0x03, 66(CX), X10, X10
+	VPINSRW         $0x03, 154(CX), X11, X11
+	VPUNPCKLQDQ     X11, X10, X10
+	VCVTPH2PS       X10, Y10
+	MOVQ            120(AX), R9
+	VPXORD          Z11, Z11, Z11
+	VPDPBUSD        (SI), Z6, Z11
+	VPDPBUSD        (SI)(R9*1), Z7, Z11
+	VPXORD          Z6, Z6, Z6
+	VPDPBUSD        64(SI), Z8, Z6
+	VPDPBUSD        64(SI)(R9*1), Z9, Z6
+	VPUNPCKLDQ      Z6, Z11, Z7
+	VPUNPCKHDQ      Z6, Z11, Z6
+	VPADDD          Z6, Z7, Z7
+	VPSHUFD         $0x4e, Z7, Z6
+	VPADDD          Z6, Z7, Z7
+	VPERMD          Z7, Z5, Z7
+	VPSLLD          $0x04, (R8), Y6
+	VPSUBD          Y6, Y7, Y7
+	VCVTDQ2PS       Y7, Y7
+	VMULPS          Y10, Y7, Y7
+	VMULPS          (DI), Y7, Y7
+	VMOVUPS         Y7, (DX)
+	ADDQ            $+176, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 DATA constant13<>+0(SB)/8, $0x0000000000000000
 DATA constant13<>+8(SB)/8, $0x0101010101010101
 DATA constant13<>+16(SB)/8, $0x0000000000000000
@@ -740,6 +1175,8 @@ TEXT ·rowsQ5_1AVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -852,6 +1289,107 @@ position1:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 8(CX), Z6
+	VINSERTI32X4    $0x01, 32(CX), Z6, Z6
+	VINSERTI32X4    $0x02, 56(CX), Z6, Z6
+	VINSERTI32X4    $0x03, 80(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VBROADCASTI32X4 104(CX), Z8
+	VINSERTI32X4    $0x01, 128(CX), Z8, Z8
+	VINSERTI32X4    $0x02, 152(CX), Z8, Z8
+	VINSERTI32X4    $0x03, 176(CX), Z8, Z8
+	VPSRLW          $0x04, Z8, Z9
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z9, Z9
+	VBROADCASTI32X4 4(CX), Z10
+	VINSERTI32X4    $0x01, 28(CX), Z10, Z10
+	VINSERTI32X4    $0x02, 52(CX), Z10, Z10
+	VINSERTI32X4    $0x03, 76(CX), Z10, Z10
+	VPSHUFB         Z1, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z6, K1, Z6
+	VPSHUFB         Z2, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z7, K1, Z7
+	VBROADCASTI32X4 100(CX), Z10
+	VINSERTI32X4    $0x01, 124(CX), Z10, Z10
+	VINSERTI32X4    $0x02, 148(CX), Z10, Z10
+	VINSERTI32X4    $0x03, 172(CX), Z10, Z10
+	VPSHUFB         Z1, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z8, K1, Z8
+	VPSHUFB         Z2, Z10, Z11
+	VPTESTMB        Z3, Z11, K1
+	VPADDB          Z4, Z9, K1, Z9
+	VPXORD          Z10, Z10, Z10
+	VPXORD          Z11, Z11, Z11
+	VPINSRW         $0x00, (CX), X10, X10
+	VPINSRW         $0x00, 96(CX), X11, X11
+	VPINSRW         $0x01, 24(CX), X10, X10
+	VPINSRW         $0x01, 120(CX), X11, X11
+	VPINSRW         $0x02, 48(CX), X10, X10
+	VPINSRW         $0x02, 144(CX), X11, X11
+	VPINSRW         $0x03, 72(CX), X10, X10
+	VPINSRW         $0x03, 168(CX), X11, X11
+	VPUNPCKLQDQ     X11, X10, X10
+	VCVTPH2PS       X10, Y10
+	VPXORD          Z11, Z11, Z11
+	VPXORD          Z12, Z12, Z12
+	VPINSRW         $0x00, 2(CX), X11, X11
+	VPINSRW         $0x00, 98(CX), X12, X12
+	VPINSRW         $0x01, 26(CX), X11, X11
+	VPINSRW         $0x01, 122(CX), X12, X12
+	VPINSRW         $0x02, 50(CX), X11, X11
+	VPINSRW         $0x02, 146(CX), X12, X12
+	VPINSRW         $0x03, 74(CX), X11, X11
+	VPINSRW         $0x03, 170(CX), X12, X12
+	VPUNPCKLQDQ     X12, X11, X11
+	VCVTPH2PS       X11, Y11
+	MOVQ            120(AX), R9
+	VPXORD          Z12, Z12, Z12
+	VPDPBUSD        (SI), Z6, Z12
+	VPDPBUSD        (SI)(R9*1), Z7, Z12
+	VPXORD          Z6, Z6, Z6
+	VPDPBUSD        64(SI), Z8, Z6
+	VPDPBUSD        64(SI)(R9*1), Z9, Z6
+	VPUNPCKLDQ      Z6, Z12, Z7
+	VPUNPCKHDQ      Z6, Z12, Z6
+	VPADDD          Z6, Z7, Z7
+	VPSHUFD         $0x4e, Z7, Z6
+	VPADDD          Z6, Z7, Z7
+	VPERMD          Z7, Z5, Z7
+	VMOVDQU32       (R8), Y6
+	VCVTDQ2PS       Y7, Y7
+	VMULPS          Y10, Y7, Y7
+	VCVTDQ2PS       Y6, Y6
+	VMULPS          Y11, Y6, Y6
+	VADDPS          Y6, Y7, Y7
+	VMULPS          (DI), Y7, Y7
+	VMOVUPS         Y7, (DX)
+	ADDQ            $+192, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 // func rowsQ4_KAVX512(a *rowArgs)
 // Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·rowsQ4_KAVX512(SB), NOSPLIT, $0-8
@@ -869,6 +1407,8 @@ TEXT ·rowsQ4_KAVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -1311,6 +1851,357 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+256, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, R8
+	MOVQ            112(AX), R9
+	VPXORD          Z10, Z10, Z10
+	VBROADCASTI32X4 (CX), Z11
+	VINSERTI32X4    $0x01, 144(CX), Z11, Z11
+	VINSERTI32X4    $0x02, 288(CX), Z11, Z11
+	VINSERTI32X4    $0x03, 432(CX), Z11, Z11
+	VPSHUFD         $0xed, Z11, Z12
+	VPSHUFD         $0xa5, Z11, Z13
+	VPSRLVD         Z5, Z12, Z12
+	VPSRLD          $0x02, Z13, Z13
+	VPANDD          Z6, Z12, Z12
+	VPTERNLOGD      $0xf8, Z13, Z7, Z12
+	VMOVDQU32       Z12, 4096(R9)
+	VPUNPCKHBW      Z10, Z12, Z12
+	VBROADCASTI32X4 576(CX), Z13
+	VINSERTI32X4    $0x01, 720(CX), Z13, Z13
+	VINSERTI32X4    $0x02, 864(CX), Z13, Z13
+	VINSERTI32X4    $0x03, 1008(CX), Z13, Z13
+	VPSHUFD         $0xed, Z13, Z14
+	VPSHUFD         $0xa5, Z13, Z15
+	VPSRLVD         Z5, Z14, Z14
+	VPSRLD          $0x02, Z15, Z15
+	VPANDD          Z6, Z14, Z14
+	VPTERNLOGD      $0xf8, Z15, Z7, Z14
+	VMOVDQU32       Z14, 4160(R9)
+	VPUNPCKHBW      Z10, Z14, Z10
+	VPERMT2D        Z13, Z8, Z11
+	VPMOVDW         Y11, X14
+	VCVTPH2PS       X14, Y13
+	VPSRLD          $0x10, Y11, Y11
+	VPMOVDW         Y11, X14
+	VCVTPH2PS       X14, Y11
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VMOVDQU32       16(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       80(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
+	VPANDD          Z0, Z17, Z17
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4096(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
+	MOVQ            112(AX), R9
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        (SI), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        64(SI), Z15, Z14
+	VPDPWSSD        Z14, Z20, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        128(SI), Z16, Z14
+	VPDPWSSD        Z14, Z21, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        192(SI), Z17, Z14
+	VPDPWSSD        Z14, Z18, Z22
+	VMOVDQU32       Z22, (R9)
+	PREFETCHT0      4288(CX)
+	PREFETCHT0      4352(CX)
+	VMOVDQU32       160(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       224(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
+	VPANDD          Z0, Z17, Z17
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4112(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
+	MOVQ            112(AX), R9
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        256(SI), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        320(SI), Z15, Z14
+	VPDPWSSD        Z14, Z20, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        384(SI), Z16, Z14
+	VPDPWSSD        Z14, Z21, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        448(SI), Z17, Z14
+	VPDPWSSD        Z14, Z18, Z22
+	VMOVDQU32       Z22, 64(R9)
+	PREFETCHT0      4416(CX)
+	PREFETCHT0      4480(CX)
+	VMOVDQU32       304(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       368(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
+	VPANDD          Z0, Z17, Z17
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4128(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
+	MOVQ            112(AX), R9
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        512(SI), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        576(SI), Z15, Z14
+	VPDPWSSD        Z14, Z20, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        640(SI), Z16, Z14
+	VPDPWSSD        Z14, Z21, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        704(SI), Z17, Z14
+	VPDPWSSD        Z14, Z18, Z22
+	VMOVDQU32       Z22, 128(R9)
+	PREFETCHT0      4544(CX)
+	PREFETCHT0      4608(CX)
+	VMOVDQU32       448(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       512(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
+	VPANDD          Z0, Z17, Z17
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4144(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
+	MOVQ            112(AX), R9
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        768(SI), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        832(SI), Z15, Z14
+	VPDPWSSD        Z14, Z20, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        896(SI), Z16, Z14
+	VPDPWSSD        Z14, Z21, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        960(SI), Z17, Z14
+	VPDPWSSD        Z14, Z18, Z22
+	VMOVDQU32       Z22, 192(R9)
+	PREFETCHT0      4672(CX)
+	PREFETCHT0      4736(CX)
+	PREFETCHT0      4800(CX)
+	VMOVDQU32       592(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       656(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
+	VPANDD          Z0, Z17, Z17
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4160(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
+	MOVQ            112(AX), R9
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1024(SI), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1088(SI), Z15, Z14
+	VPDPWSSD        Z14, Z20, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1152(SI), Z16, Z14
+	VPDPWSSD        Z14, Z21, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1216(SI), Z17, Z14
+	VPDPWSSD        Z14, Z18, Z22
+	VMOVDQU32       Z22, 256(R9)
+	PREFETCHT0      4864(CX)
+	PREFETCHT0      4928(CX)
+	VMOVDQU32       736(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       800(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
+	VPANDD          Z0, Z17, Z17
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4176(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
+	MOVQ            112(AX), R9
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1280(SI), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1344(SI), Z15, Z14
+	VPDPWSSD        Z14, Z20, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1408(SI), Z16, Z14
+	VPDPWSSD        Z14, Z21, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1472(SI), Z17, Z14
+	VPDPWSSD        Z14, Z18, Z22
+	VMOVDQU32       Z22, 320(R9)
+	PREFETCHT0      4992(CX)
+	PREFETCHT0      5056(CX)
+	VMOVDQU32       880(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       944(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
+	VPANDD          Z0, Z17, Z17
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4192(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
+	MOVQ            112(AX), R9
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1536(SI), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1600(SI), Z15, Z14
+	VPDPWSSD        Z14, Z20, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1664(SI), Z16, Z14
+	VPDPWSSD        Z14, Z21, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1728(SI), Z17, Z14
+	VPDPWSSD        Z14, Z18, Z22
+	VMOVDQU32       Z22, 384(R9)
+	PREFETCHT0      5120(CX)
+	PREFETCHT0      5184(CX)
+	VMOVDQU32       1024(CX), Z14
+	VPSRLW          $0x04, Z14, Z15
+	VPANDD          Z0, Z14, Z14
+	VPANDD          Z0, Z15, Z15
+	VMOVDQU32       1088(CX), Z16
+	VPSRLW          $0x04, Z16, Z17
+	VPANDD          Z0, Z16, Z16
+	VPANDD          Z0, Z17, Z17
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4208(R9), Z18
+	VPSHUFB         Z1, Z18, Z19
+	VPSHUFB         Z2, Z18, Z20
+	VPSHUFB         Z3, Z18, Z21
+	VPSHUFB         Z4, Z18, Z18
+	MOVQ            112(AX), R9
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPDPBUSD        1792(SI), Z14, Z23
+	VPDPWSSD        Z23, Z19, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1856(SI), Z15, Z14
+	VPDPWSSD        Z14, Z20, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1920(SI), Z16, Z14
+	VPDPWSSD        Z14, Z21, Z22
+	VPXORD          Z14, Z14, Z14
+	VPDPBUSD        1984(SI), Z17, Z14
+	VPDPWSSD        Z14, Z18, Z22
+	VMOVDQU32       Z22, 448(R9)
+	MOVQ            112(AX), SI
+	VMOVDQU32       (SI), Z14
+	VMOVDQU32       64(SI), Z15
+	VMOVDQU32       128(SI), Z16
+	VMOVDQU32       192(SI), Z17
+	VMOVDQU32       256(SI), Z18
+	VMOVDQU32       320(SI), Z19
+	VMOVDQU32       384(SI), Z20
+	VMOVDQU32       448(SI), Z21
+	ADDQ            $+512, SI
+	VPUNPCKLDQ      Z15, Z14, Z22
+	VPUNPCKHDQ      Z15, Z14, Z14
+	VPADDD          Z14, Z22, Z22
+	VPUNPCKLDQ      Z17, Z16, Z14
+	VPUNPCKHDQ      Z17, Z16, Z15
+	VPADDD          Z15, Z14, Z14
+	VPUNPCKLQDQ     Z14, Z22, Z15
+	VPUNPCKHQDQ     Z14, Z22, Z14
+	VPADDD          Z14, Z15, Z15
+	VPUNPCKLDQ      Z19, Z18, Z14
+	VPUNPCKHDQ      Z19, Z18, Z16
+	VPADDD          Z16, Z14, Z14
+	VPUNPCKLDQ      Z21, Z20, Z16
+	VPUNPCKHDQ      Z21, Z20, Z17
+	VPADDD          Z17, Z16, Z16
+	VPUNPCKLQDQ     Z16, Z14, Z17
+	VPUNPCKHQDQ     Z16, Z14, Z14
+	VPADDD          Z14, Z17, Z17
+	VSHUFI32X4      $0x44, Z17, Z15, Z14
+	VSHUFI32X4      $0xee, Z17, Z15, Z15
+	VPADDD          Z15, Z14, Z14
+	VSHUFI32X4      $0x08, Z14, Z14, Z15
+	VSHUFI32X4      $0x0d, Z14, Z14, Z14
+	VPADDD          Y14, Y15, Y15
+	VPMADDWD        (R8), Z12, Z12
+	VPMADDWD        64(R8), Z10, Z10
+	VPUNPCKLDQ      Z10, Z12, Z14
+	VPUNPCKHDQ      Z10, Z12, Z10
+	VPADDD          Z10, Z14, Z14
+	VPSHUFD         $0x4e, Z14, Z10
+	VPADDD          Z10, Z14, Z14
+	VPERMD          Z14, Z9, Z14
+	VCVTDQ2PS       Y15, Y15
+	VMULPS          Y13, Y15, Y15
+	VCVTDQ2PS       Y14, Y14
+	VMULPS          Y11, Y14, Y14
+	VSUBPS          Y14, Y15, Y15
+	VMULPS          (DI), Y15, Y15
+	VMOVUPS         Y15, (DX)
+	ADDQ            $+1152, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 DATA constant17<>+0(SB)/8, $0x8080800080808000
 DATA constant17<>+8(SB)/8, $0x8080800080808000
 DATA constant17<>+16(SB)/8, $0x8080800080808000
@@ -1413,6 +2304,8 @@ TEXT ·rowsQ5_KAVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -1931,6 +2824,433 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+256, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, R8
+	MOVQ            112(AX), R9
+	VPXORD          Z15, Z15, Z15
+	VBROADCASTI32X4 (CX), Z16
+	VINSERTI32X4    $0x01, 176(CX), Z16, Z16
+	VINSERTI32X4    $0x02, 352(CX), Z16, Z16
+	VINSERTI32X4    $0x03, 528(CX), Z16, Z16
+	VPSHUFD         $0xed, Z16, Z17
+	VPSHUFD         $0xa5, Z16, Z18
+	VPSRLVD         Z10, Z17, Z17
+	VPSRLD          $0x02, Z18, Z18
+	VPANDD          Z11, Z17, Z17
+	VPTERNLOGD      $0xf8, Z18, Z12, Z17
+	VMOVDQU32       Z17, 4096(R9)
+	VPUNPCKHBW      Z15, Z17, Z17
+	VBROADCASTI32X4 704(CX), Z18
+	VINSERTI32X4    $0x01, 880(CX), Z18, Z18
+	VINSERTI32X4    $0x02, 1056(CX), Z18, Z18
+	VINSERTI32X4    $0x03, 1232(CX), Z18, Z18
+	VPSHUFD         $0xed, Z18, Z19
+	VPSHUFD         $0xa5, Z18, Z20
+	VPSRLVD         Z10, Z19, Z19
+	VPSRLD          $0x02, Z20, Z20
+	VPANDD          Z11, Z19, Z19
+	VPTERNLOGD      $0xf8, Z20, Z12, Z19
+	VMOVDQU32       Z19, 4160(R9)
+	VPUNPCKHBW      Z15, Z19, Z15
+	VPERMT2D        Z18, Z13, Z16
+	VPMOVDW         Y16, X19
+	VCVTPH2PS       X19, Y18
+	VPSRLD          $0x10, Y16, Y16
+	VPMOVDW         Y16, X19
+	VCVTPH2PS       X19, Y16
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VMOVDQU32       48(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       112(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VBROADCASTI64X4 16(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4096(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        (SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        64(SI), Z20, Z19
+	VPDPWSSD        Z19, Z25, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        128(SI), Z21, Z19
+	VPDPWSSD        Z19, Z26, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        192(SI), Z22, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VMOVDQU32       Z27, (R9)
+	PREFETCHT0      4288(CX)
+	PREFETCHT0      4352(CX)
+	PREFETCHT0      4416(CX)
+	VMOVDQU32       224(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       288(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VBROADCASTI64X4 192(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4112(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        256(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        320(SI), Z20, Z19
+	VPDPWSSD        Z19, Z25, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        384(SI), Z21, Z19
+	VPDPWSSD        Z19, Z26, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        448(SI), Z22, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VMOVDQU32       Z27, 64(R9)
+	PREFETCHT0      4480(CX)
+	PREFETCHT0      4544(CX)
+	PREFETCHT0      4608(CX)
+	VMOVDQU32       400(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       464(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VBROADCASTI64X4 368(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4128(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        512(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        576(SI), Z20, Z19
+	VPDPWSSD        Z19, Z25, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        640(SI), Z21, Z19
+	VPDPWSSD        Z19, Z26, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        704(SI), Z22, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VMOVDQU32       Z27, 128(R9)
+	PREFETCHT0      4672(CX)
+	PREFETCHT0      4736(CX)
+	VMOVDQU32       576(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       640(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VBROADCASTI64X4 544(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4144(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        768(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        832(SI), Z20, Z19
+	VPDPWSSD        Z19, Z25, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        896(SI), Z21, Z19
+	VPDPWSSD        Z19, Z26, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        960(SI), Z22, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VMOVDQU32       Z27, 192(R9)
+	PREFETCHT0      4800(CX)
+	PREFETCHT0      4864(CX)
+	PREFETCHT0      4928(CX)
+	VMOVDQU32       752(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       816(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VBROADCASTI64X4 720(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4160(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1024(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1088(SI), Z20, Z19
+	VPDPWSSD        Z19, Z25, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1152(SI), Z21, Z19
+	VPDPWSSD        Z19, Z26, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1216(SI), Z22, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VMOVDQU32       Z27, 256(R9)
+	PREFETCHT0      4992(CX)
+	PREFETCHT0      5056(CX)
+	PREFETCHT0      5120(CX)
+	VMOVDQU32       928(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       992(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VBROADCASTI64X4 896(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4176(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1280(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1344(SI), Z20, Z19
+	VPDPWSSD        Z19, Z25, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1408(SI), Z21, Z19
+	VPDPWSSD        Z19, Z26, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1472(SI), Z22, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VMOVDQU32       Z27, 320(R9)
+	PREFETCHT0      5184(CX)
+	PREFETCHT0      5248(CX)
+	PREFETCHT0      5312(CX)
+	VMOVDQU32       1104(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       1168(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VBROADCASTI64X4 1072(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4192(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1536(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1600(SI), Z20, Z19
+	VPDPWSSD        Z19, Z25, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1664(SI), Z21, Z19
+	VPDPWSSD        Z19, Z26, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1728(SI), Z22, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VMOVDQU32       Z27, 384(R9)
+	PREFETCHT0      5376(CX)
+	PREFETCHT0      5440(CX)
+	VMOVDQU32       1280(CX), Z19
+	VPSRLW          $0x04, Z19, Z20
+	VPANDD          Z0, Z19, Z19
+	VPANDD          Z0, Z20, Z20
+	VMOVDQU32       1344(CX), Z21
+	VPSRLW          $0x04, Z21, Z22
+	VPANDD          Z0, Z21, Z21
+	VPANDD          Z0, Z22, Z22
+	VBROADCASTI64X4 1248(CX), Z23
+	VPROLVQ         Z2, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z19
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z20
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z9, Z21
+	VPROLVQ         Z8, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z9, Z22
+	MOVQ            112(AX), R9
+	VBROADCASTI32X4 4208(R9), Z23
+	VPSHUFB         Z1, Z23, Z24
+	VPSHUFB         Z3, Z23, Z25
+	VPSHUFB         Z5, Z23, Z26
+	VPSHUFB         Z7, Z23, Z23
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1792(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1856(SI), Z20, Z19
+	VPDPWSSD        Z19, Z25, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1920(SI), Z21, Z19
+	VPDPWSSD        Z19, Z26, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1984(SI), Z22, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VMOVDQU32       Z27, 448(R9)
+	MOVQ            112(AX), SI
+	VMOVDQU32       (SI), Z19
+	VMOVDQU32       64(SI), Z20
+	VMOVDQU32       128(SI), Z21
+	VMOVDQU32       192(SI), Z22
+	VMOVDQU32       256(SI), Z23
+	VMOVDQU32       320(SI), Z24
+	VMOVDQU32       384(SI), Z25
+	VMOVDQU32       448(SI), Z26
+	ADDQ            $+512, SI
+	VPUNPCKLDQ      Z20, Z19, Z27
+	VPUNPCKHDQ      Z20, Z19, Z19
+	VPADDD          Z19, Z27, Z27
+	VPUNPCKLDQ      Z22, Z21, Z19
+	VPUNPCKHDQ      Z22, Z21, Z20
+	VPADDD          Z20, Z19, Z19
+	VPUNPCKLQDQ     Z19, Z27, Z20
+	VPUNPCKHQDQ     Z19, Z27, Z19
+	VPADDD          Z19, Z20, Z20
+	VPUNPCKLDQ      Z24, Z23, Z19
+	VPUNPCKHDQ      Z24, Z23, Z21
+	VPADDD          Z21, Z19, Z19
+	VPUNPCKLDQ      Z26, Z25, Z21
+	VPUNPCKHDQ      Z26, Z25, Z22
+	VPADDD          Z22, Z21, Z21
+	VPUNPCKLQDQ     Z21, Z19, Z22
+	VPUNPCKHQDQ     Z21, Z19, Z19
+	VPADDD          Z19, Z22, Z22
+	VSHUFI32X4      $0x44, Z22, Z20, Z19
+	VSHUFI32X4      $0xee, Z22, Z20, Z20
+	VPADDD          Z20, Z19, Z19
+	VSHUFI32X4      $0x08, Z19, Z19, Z20
+	VSHUFI32X4      $0x0d, Z19, Z19, Z19
+	VPADDD          Y19, Y20, Y20
+	VPMADDWD        (R8), Z17, Z17
+	VPMADDWD        64(R8), Z15, Z15
+	VPUNPCKLDQ      Z15, Z17, Z19
+	VPUNPCKHDQ      Z15, Z17, Z15
+	VPADDD          Z15, Z19, Z19
+	VPSHUFD         $0x4e, Z19, Z15
+	VPADDD          Z15, Z19, Z19
+	VPERMD          Z19, Z14, Z19
+	VCVTDQ2PS       Y20, Y20
+	VMULPS          Y18, Y20, Y20
+	VCVTDQ2PS       Y19, Y19
+	VMULPS          Y16, Y19, Y19
+	VSUBPS          Y19, Y20, Y20
+	VMULPS          (DI), Y20, Y20
+	VMOVUPS         Y20, (DX)
+	ADDQ            $+1408, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 DATA constant25<>+0(SB)/8, $0x0000000000000004
 DATA constant25<>+8(SB)/8, $0x0000000000000004
 DATA constant25<>+16(SB)/8, $0x0000000000000004
@@ -1985,6 +3305,8 @@ TEXT ·rowsQ6_KAVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -2509,6 +3831,439 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+256, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	IMUL3Q          $+32, BX, R9
+	ADDQ            R9, R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	PREFETCHT0      4288(CX)
+	VMOVDQU32       (CX), Z7
+	VBROADCASTI64X4 128(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       64(CX), Z8
+	VBROADCASTI64X4 160(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       192(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        (R8), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        (SI), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        64(SI), Z9, Z7
+	VPDPWSSD        Z7, Z10, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        128(SI), Z8, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        192(SI), Z12, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, (R9)
+	PREFETCHT0      4352(CX)
+	PREFETCHT0      4416(CX)
+	PREFETCHT0      4480(CX)
+	VMOVDQU32       210(CX), Z7
+	VBROADCASTI64X4 338(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       274(CX), Z8
+	VBROADCASTI64X4 370(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       402(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        32(R8), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        256(SI), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        320(SI), Z9, Z7
+	VPDPWSSD        Z7, Z10, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        384(SI), Z8, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        448(SI), Z12, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 64(R9)
+	PREFETCHT0      4544(CX)
+	PREFETCHT0      4608(CX)
+	PREFETCHT0      4672(CX)
+	VMOVDQU32       420(CX), Z7
+	VBROADCASTI64X4 548(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       484(CX), Z8
+	VBROADCASTI64X4 580(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       612(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        64(R8), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        512(SI), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        576(SI), Z9, Z7
+	VPDPWSSD        Z7, Z10, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        640(SI), Z8, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        704(SI), Z12, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 128(R9)
+	PREFETCHT0      4736(CX)
+	PREFETCHT0      4800(CX)
+	PREFETCHT0      4864(CX)
+	PREFETCHT0      4928(CX)
+	VMOVDQU32       630(CX), Z7
+	VBROADCASTI64X4 758(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       694(CX), Z8
+	VBROADCASTI64X4 790(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       822(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        96(R8), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        768(SI), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        832(SI), Z9, Z7
+	VPDPWSSD        Z7, Z10, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        896(SI), Z8, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        960(SI), Z12, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 192(R9)
+	PREFETCHT0      4992(CX)
+	PREFETCHT0      5056(CX)
+	PREFETCHT0      5120(CX)
+	VMOVDQU32       840(CX), Z7
+	VBROADCASTI64X4 968(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       904(CX), Z8
+	VBROADCASTI64X4 1000(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       1032(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        128(R8), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1024(SI), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1088(SI), Z9, Z7
+	VPDPWSSD        Z7, Z10, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1152(SI), Z8, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1216(SI), Z12, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 256(R9)
+	PREFETCHT0      5184(CX)
+	PREFETCHT0      5248(CX)
+	PREFETCHT0      5312(CX)
+	VMOVDQU32       1050(CX), Z7
+	VBROADCASTI64X4 1178(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       1114(CX), Z8
+	VBROADCASTI64X4 1210(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       1242(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        160(R8), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1280(SI), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1344(SI), Z9, Z7
+	VPDPWSSD        Z7, Z10, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1408(SI), Z8, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1472(SI), Z12, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 320(R9)
+	PREFETCHT0      5376(CX)
+	PREFETCHT0      5440(CX)
+	PREFETCHT0      5504(CX)
+	VMOVDQU32       1260(CX), Z7
+	VBROADCASTI64X4 1388(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       1324(CX), Z8
+	VBROADCASTI64X4 1420(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       1452(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        192(R8), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1536(SI), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1600(SI), Z9, Z7
+	VPDPWSSD        Z7, Z10, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1664(SI), Z8, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1728(SI), Z12, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 384(R9)
+	PREFETCHT0      5568(CX)
+	PREFETCHT0      5632(CX)
+	PREFETCHT0      5696(CX)
+	PREFETCHT0      5760(CX)
+	VMOVDQU32       1470(CX), Z7
+	VBROADCASTI64X4 1598(CX), Z8
+	VPSRLW          $0x04, Z7, Z9
+	VPANDD          Z0, Z7, Z7
+	VPANDD          Z0, Z9, Z9
+	VPROLVQ         Z2, Z8, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z7
+	VPROLVQ         Z3, Z8, Z8
+	VPTERNLOGD      $0xf8, Z8, Z1, Z9
+	VMOVDQU32       1534(CX), Z8
+	VBROADCASTI64X4 1630(CX), Z10
+	VPSRLW          $0x04, Z8, Z12
+	VPANDD          Z0, Z8, Z8
+	VPANDD          Z0, Z12, Z12
+	VPROLVQ         Z2, Z10, Z13
+	VPTERNLOGD      $0xf8, Z13, Z1, Z8
+	VPROLVQ         Z3, Z10, Z10
+	VPTERNLOGD      $0xf8, Z10, Z1, Z12
+	VPMOVSXBW       1662(CX), Y11
+	VSHUFI32X4      $0x00, Z11, Z11, Z10
+	VPSHUFB         Z4, Z10, Z13
+	VPSHUFB         Z5, Z10, Z10
+	VSHUFI32X4      $0x55, Z11, Z11, Z14
+	VPSHUFB         Z4, Z14, Z15
+	VPSHUFB         Z5, Z14, Z14
+	VPMULLW         Y6, Y11, Y11
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPDPWSSD        224(R8), Y11, Y16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1792(SI), Z7, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1856(SI), Z9, Z7
+	VPDPWSSD        Z7, Z10, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1920(SI), Z8, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1984(SI), Z12, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 448(R9)
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPINSRW         $0x00, 208(CX), X7, X7
+	VPINSRW         $0x00, 1048(CX), X8, X8
+	VPINSRW         $0x01, 418(CX), X7, X7
+	VPINSRW         $0x01, 1258(CX), X8, X8
+	VPINSRW         $0x02, 628(CX), X7, X7
+	VPINSRW         $0x02, 1468(CX), X8, X8
+	VPINSRW         $0x03, 838(CX), X7, X7
+	VPINSRW         $0x03, 1678(CX), X8, X8
+	VPUNPCKLQDQ     X8, X7, X7
+	VCVTPH2PS       X7, Y11
+	MOVQ            112(AX), SI
+	VMOVDQU32       (SI), Z7
+	VMOVDQU32       64(SI), Z8
+	VMOVDQU32       128(SI), Z9
+	VMOVDQU32       192(SI), Z10
+	VMOVDQU32       256(SI), Z12
+	VMOVDQU32       320(SI), Z13
+	VMOVDQU32       384(SI), Z14
+	VMOVDQU32       448(SI), Z15
+	ADDQ            $+512, SI
+	VPUNPCKLDQ      Z8, Z7, Z16
+	VPUNPCKHDQ      Z8, Z7, Z7
+	VPADDD          Z7, Z16, Z16
+	VPUNPCKLDQ      Z10, Z9, Z7
+	VPUNPCKHDQ      Z10, Z9, Z8
+	VPADDD          Z8, Z7, Z7
+	VPUNPCKLQDQ     Z7, Z16, Z8
+	VPUNPCKHQDQ     Z7, Z16, Z7
+	VPADDD          Z7, Z8, Z8
+	VPUNPCKLDQ      Z13, Z12, Z7
+	VPUNPCKHDQ      Z13, Z12, Z9
+	VPADDD          Z9, Z7, Z7
+	VPUNPCKLDQ      Z15, Z14, Z9
+	VPUNPCKHDQ      Z15, Z14, Z10
+	VPADDD          Z10, Z9, Z9
+	VPUNPCKLQDQ     Z9, Z7, Z10
+	VPUNPCKHQDQ     Z9, Z7, Z7
+	VPADDD          Z7, Z10, Z10
+	VSHUFI32X4      $0x44, Z10, Z8, Z7
+	VSHUFI32X4      $0xee, Z10, Z8, Z8
+	VPADDD          Z8, Z7, Z7
+	VSHUFI32X4      $0x08, Z7, Z7, Z8
+	VSHUFI32X4      $0x0d, Z7, Z7, Z7
+	VPADDD          Y7, Y8, Y8
+	VCVTDQ2PS       Y8, Y8
+	VMULPS          Y11, Y8, Y8
+	VMULPS          (DI), Y8, Y8
+	VMOVUPS         Y8, (DX)
+	ADDQ            $+1680, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 DATA constant29<>+0(SB)/8, $0x3030303030303030
 DATA constant29<>+8(SB)/8, $0x3030303030303030
 DATA constant29<>+16(SB)/8, $0x3030303030303030
@@ -2574,6 +4329,8 @@ TEXT ·rowsQ3_KAVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -3173,6 +4930,514 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+256, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	IMUL3Q          $+32, BX, R9
+	ADDQ            R9, R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	VBROADCASTI64X4 32(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 64(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 (CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       94(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        (R8), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        (SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        64(SI), Z18, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        128(SI), Z22, Z18
+	VPDPWSSD        Z18, Z26, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        192(SI), Z21, Z18
+	VPDPWSSD        Z18, Z25, Z27
+	VMOVDQU32       Z27, (R9)
+	PREFETCHT0      4224(CX)
+	PREFETCHT0      4288(CX)
+	VBROADCASTI64X4 142(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 174(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 110(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       204(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        32(R8), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        256(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        320(SI), Z18, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        384(SI), Z22, Z18
+	VPDPWSSD        Z18, Z26, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        448(SI), Z21, Z18
+	VPDPWSSD        Z18, Z25, Z27
+	VMOVDQU32       Z27, 64(R9)
+	PREFETCHT0      4352(CX)
+	PREFETCHT0      4416(CX)
+	VBROADCASTI64X4 252(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 284(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 220(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       314(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        64(R8), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        512(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        576(SI), Z18, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        640(SI), Z22, Z18
+	VPDPWSSD        Z18, Z26, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        704(SI), Z21, Z18
+	VPDPWSSD        Z18, Z25, Z27
+	VMOVDQU32       Z27, 128(R9)
+	PREFETCHT0      4480(CX)
+	VBROADCASTI64X4 362(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 394(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 330(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       424(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        96(R8), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        768(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        832(SI), Z18, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        896(SI), Z22, Z18
+	VPDPWSSD        Z18, Z26, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        960(SI), Z21, Z18
+	VPDPWSSD        Z18, Z25, Z27
+	VMOVDQU32       Z27, 192(R9)
+	PREFETCHT0      4544(CX)
+	PREFETCHT0      4608(CX)
+	VBROADCASTI64X4 472(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 504(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 440(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       534(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        128(R8), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1024(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1088(SI), Z18, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        1152(SI), Z22, Z18
+	VPDPWSSD        Z18, Z26, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        1216(SI), Z21, Z18
+	VPDPWSSD        Z18, Z25, Z27
+	VMOVDQU32       Z27, 256(R9)
+	PREFETCHT0      4672(CX)
+	PREFETCHT0      4736(CX)
+	VBROADCASTI64X4 582(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 614(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 550(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       644(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        160(R8), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1280(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1344(SI), Z18, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        1408(SI), Z22, Z18
+	VPDPWSSD        Z18, Z26, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        1472(SI), Z21, Z18
+	VPDPWSSD        Z18, Z25, Z27
+	VMOVDQU32       Z27, 320(R9)
+	PREFETCHT0      4800(CX)
+	PREFETCHT0      4864(CX)
+	VBROADCASTI64X4 692(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 724(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 660(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       754(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        192(R8), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1536(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1600(SI), Z18, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        1664(SI), Z22, Z18
+	VPDPWSSD        Z18, Z26, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        1728(SI), Z21, Z18
+	VPDPWSSD        Z18, Z25, Z27
+	VMOVDQU32       Z27, 384(R9)
+	PREFETCHT0      4928(CX)
+	VBROADCASTI64X4 802(CX), Z18
+	VPROLVQ         Z2, Z18, Z19
+	VPANDD          Z0, Z19, Z19
+	VPROLVQ         Z3, Z18, Z18
+	VPANDD          Z0, Z18, Z18
+	VBROADCASTI64X4 834(CX), Z21
+	VPROLVQ         Z2, Z21, Z22
+	VPANDD          Z0, Z22, Z22
+	VPROLVQ         Z3, Z21, Z21
+	VPANDD          Z0, Z21, Z21
+	VBROADCASTI64X4 770(CX), Z23
+	VPROLVQ         Z4, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z19
+	VPROLVQ         Z5, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z18
+	VPROLVQ         Z6, Z23, Z24
+	VPTERNLOGD      $0xf8, Z24, Z1, Z22
+	VPROLVQ         Z7, Z23, Z23
+	VPTERNLOGD      $0xf8, Z23, Z1, Z21
+	VMOVDQU32       864(CX), X20
+	VPSHUFB         X9, X20, X23
+	VPSHUFB         X8, X20, X20
+	VPSRLVQ         X10, X20, X20
+	VPSRLVD         X11, X23, X23
+	VPANDD          X12, X20, X20
+	VPANDD          X13, X23, X23
+	VPSLLW          $0x04, X23, X23
+	VPORD           X23, X20, X20
+	VPSUBB          X14, X20, X20
+	VPMOVSXBW       X20, Y20
+	VSHUFI32X4      $0x00, Z20, Z20, Z23
+	VPSHUFB         Z15, Z23, Z24
+	VPSHUFB         Z16, Z23, Z23
+	VSHUFI32X4      $0x55, Z20, Z20, Z25
+	VPSHUFB         Z15, Z25, Z26
+	VPSHUFB         Z16, Z25, Z25
+	VPMULLW         Y17, Y20, Y20
+	MOVQ            112(AX), R9
+	VPXORD          Z27, Z27, Z27
+	VPDPWSSD        224(R8), Y20, Y27
+	VPXORD          Z28, Z28, Z28
+	VPDPBUSD        1792(SI), Z19, Z28
+	VPDPWSSD        Z28, Z24, Z27
+	VPXORD          Z19, Z19, Z19
+	VPDPBUSD        1856(SI), Z18, Z19
+	VPDPWSSD        Z19, Z23, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        1920(SI), Z22, Z18
+	VPDPWSSD        Z18, Z26, Z27
+	VPXORD          Z18, Z18, Z18
+	VPDPBUSD        1984(SI), Z21, Z18
+	VPDPWSSD        Z18, Z25, Z27
+	VMOVDQU32       Z27, 448(R9)
+	VPXORD          Z18, Z18, Z18
+	VPXORD          Z19, Z19, Z19
+	VPINSRW         $0x00, 108(CX), X18, X18
+	VPINSRW         $0x00, 548(CX), X19, X19
+	VPINSRW         $0x01, 218(CX), X18, X18
+	VPINSRW         $0x01, 658(CX), X19, X19
+	VPINSRW         $0x02, 328(CX), X18, X18
+	VPINSRW         $0x02, 768(CX), X19, X19
+	VPINSRW         $0x03, 438(CX), X18, X18
+	VPINSRW         $0x03, 878(CX), X19, X19
+	VPUNPCKLQDQ     X19, X18, X18
+	VCVTPH2PS       X18, Y20
+	MOVQ            112(AX), SI
+	VMOVDQU32       (SI), Z18
+	VMOVDQU32       64(SI), Z19
+	VMOVDQU32       128(SI), Z21
+	VMOVDQU32       192(SI), Z22
+	VMOVDQU32       256(SI), Z23
+	VMOVDQU32       320(SI), Z24
+	VMOVDQU32       384(SI), Z25
+	VMOVDQU32       448(SI), Z26
+	ADDQ            $+512, SI
+	VPUNPCKLDQ      Z19, Z18, Z27
+	VPUNPCKHDQ      Z19, Z18, Z18
+	VPADDD          Z18, Z27, Z27
+	VPUNPCKLDQ      Z22, Z21, Z18
+	VPUNPCKHDQ      Z22, Z21, Z19
+	VPADDD          Z19, Z18, Z18
+	VPUNPCKLQDQ     Z18, Z27, Z19
+	VPUNPCKHQDQ     Z18, Z27, Z18
+	VPADDD          Z18, Z19, Z19
+	VPUNPCKLDQ      Z24, Z23, Z18
+	VPUNPCKHDQ      Z24, Z23, Z21
+	VPADDD          Z21, Z18, Z18
+	VPUNPCKLDQ      Z26, Z25, Z21
+	VPUNPCKHDQ      Z26, Z25, Z22
+	VPADDD          Z22, Z21, Z21
+	VPUNPCKLQDQ     Z21, Z18, Z22
+	VPUNPCKHQDQ     Z21, Z18, Z18
+	VPADDD          Z18, Z22, Z22
+	VSHUFI32X4      $0x44, Z22, Z19, Z18
+	VSHUFI32X4      $0xee, Z22, Z19, Z19
+	VPADDD          Z19, Z18, Z18
+	VSHUFI32X4      $0x08, Z18, Z18, Z19
+	VSHUFI32X4      $0x0d, Z18, Z18, Z18
+	VPADDD          Y18, Y19, Y19
+	VCVTDQ2PS       Y19, Y19
+	VMULPS          Y20, Y19, Y19
+	VMULPS          (DI), Y19, Y19
+	VMOVUPS         Y19, (DX)
+	ADDQ            $+880, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 DATA constant33<>+0(SB)/8, $0x0303030303030303
 DATA constant33<>+8(SB)/8, $0x0303030303030303
 DATA constant33<>+16(SB)/8, $0x0303030303030303
@@ -3317,6 +5582,8 @@ TEXT ·rowsQ2_KAVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ            16(AX), SI
@@ -3816,6 +6083,414 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+256, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	IMUL3Q          $+32, BX, R9
+	ADDQ            R9, R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	VBROADCASTI64X4 16(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 48(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       (CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4096(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        (SI), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        64(SI), Z7, Z8
+	VPDPWSSD        Z8, Z12, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        128(SI), Z11, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        192(SI), Z10, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, (R9)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI64X4 100(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 132(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       84(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4128(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        256(SI), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        320(SI), Z7, Z8
+	VPDPWSSD        Z8, Z12, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        384(SI), Z11, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        448(SI), Z10, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 64(R9)
+	PREFETCHT0      4288(CX)
+	VBROADCASTI64X4 184(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 216(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       168(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4160(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        512(SI), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        576(SI), Z7, Z8
+	VPDPWSSD        Z8, Z12, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        640(SI), Z11, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        704(SI), Z10, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 128(R9)
+	PREFETCHT0      4352(CX)
+	PREFETCHT0      4416(CX)
+	VBROADCASTI64X4 268(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 300(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       252(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4192(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        768(SI), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        832(SI), Z7, Z8
+	VPDPWSSD        Z8, Z12, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        896(SI), Z11, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        960(SI), Z10, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 192(R9)
+	PREFETCHT0      4480(CX)
+	VBROADCASTI64X4 352(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 384(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       336(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4224(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1024(SI), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        1088(SI), Z7, Z8
+	VPDPWSSD        Z8, Z12, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1152(SI), Z11, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1216(SI), Z10, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 256(R9)
+	PREFETCHT0      4544(CX)
+	VBROADCASTI64X4 436(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 468(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       420(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4256(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1280(SI), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        1344(SI), Z7, Z8
+	VPDPWSSD        Z8, Z12, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1408(SI), Z11, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1472(SI), Z10, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 320(R9)
+	PREFETCHT0      4608(CX)
+	PREFETCHT0      4672(CX)
+	VBROADCASTI64X4 520(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 552(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       504(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4288(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1536(SI), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        1600(SI), Z7, Z8
+	VPDPWSSD        Z8, Z12, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1664(SI), Z11, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1728(SI), Z10, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 384(R9)
+	PREFETCHT0      4736(CX)
+	VBROADCASTI64X4 604(CX), Z7
+	VPROLVQ         Z4, Z7, Z8
+	VPANDD          Z2, Z8, Z8
+	VPROLVQ         Z5, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VBROADCASTI64X4 636(CX), Z10
+	VPROLVQ         Z4, Z10, Z11
+	VPANDD          Z2, Z11, Z11
+	VPROLVQ         Z5, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPMOVZXBW       588(CX), Y9
+	VPSRLW          $0x04, Y9, Y12
+	VPANDD          Y3, Y9, Y9
+	MOVQ            112(AX), R9
+	VMOVDQU32       Y12, 4320(R9)
+	VSHUFI32X4      $0x00, Z9, Z9, Z12
+	VPSHUFB         Z0, Z12, Z13
+	VPSHUFB         Z1, Z12, Z12
+	VSHUFI32X4      $0x55, Z9, Z9, Z14
+	VPSHUFB         Z0, Z14, Z15
+	VPSHUFB         Z1, Z14, Z14
+	MOVQ            112(AX), R9
+	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
+	VPDPBUSD        1792(SI), Z8, Z17
+	VPDPWSSD        Z17, Z13, Z16
+	VPXORD          Z8, Z8, Z8
+	VPDPBUSD        1856(SI), Z7, Z8
+	VPDPWSSD        Z8, Z12, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1920(SI), Z11, Z7
+	VPDPWSSD        Z7, Z15, Z16
+	VPXORD          Z7, Z7, Z7
+	VPDPBUSD        1984(SI), Z10, Z7
+	VPDPWSSD        Z7, Z14, Z16
+	VMOVDQU32       Z16, 448(R9)
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPINSRW         $0x00, 80(CX), X7, X7
+	VPINSRW         $0x00, 416(CX), X8, X8
+	VPINSRW         $0x01, 164(CX), X7, X7
+	VPINSRW         $0x01, 500(CX), X8, X8
+	VPINSRW         $0x02, 248(CX), X7, X7
+	VPINSRW         $0x02, 584(CX), X8, X8
+	VPINSRW         $0x03, 332(CX), X7, X7
+	VPINSRW         $0x03, 668(CX), X8, X8
+	VPUNPCKLQDQ     X8, X7, X7
+	VCVTPH2PS       X7, Y9
+	VPXORD          Z7, Z7, Z7
+	VPXORD          Z8, Z8, Z8
+	VPINSRW         $0x00, 82(CX), X7, X7
+	VPINSRW         $0x00, 418(CX), X8, X8
+	VPINSRW         $0x01, 166(CX), X7, X7
+	VPINSRW         $0x01, 502(CX), X8, X8
+	VPINSRW         $0x02, 250(CX), X7, X7
+	VPINSRW         $0x02, 586(CX), X8, X8
+	VPINSRW         $0x03, 334(CX), X7, X7
+	VPINSRW         $0x03, 670(CX), X8, X8
+	VPUNPCKLQDQ     X8, X7, X7
+	VCVTPH2PS       X7, Y7
+	MOVQ            112(AX), SI
+	VMOVDQU32       (SI), Z8
+	VMOVDQU32       64(SI), Z10
+	VMOVDQU32       128(SI), Z11
+	VMOVDQU32       192(SI), Z12
+	VMOVDQU32       256(SI), Z13
+	VMOVDQU32       320(SI), Z14
+	VMOVDQU32       384(SI), Z15
+	VMOVDQU32       448(SI), Z16
+	ADDQ            $+512, SI
+	VPUNPCKLDQ      Z10, Z8, Z17
+	VPUNPCKHDQ      Z10, Z8, Z8
+	VPADDD          Z8, Z17, Z17
+	VPUNPCKLDQ      Z12, Z11, Z8
+	VPUNPCKHDQ      Z12, Z11, Z10
+	VPADDD          Z10, Z8, Z8
+	VPUNPCKLQDQ     Z8, Z17, Z10
+	VPUNPCKHQDQ     Z8, Z17, Z8
+	VPADDD          Z8, Z10, Z10
+	VPUNPCKLDQ      Z14, Z13, Z8
+	VPUNPCKHDQ      Z14, Z13, Z11
+	VPADDD          Z11, Z8, Z8
+	VPUNPCKLDQ      Z16, Z15, Z11
+	VPUNPCKHDQ      Z16, Z15, Z12
+	VPADDD          Z12, Z11, Z11
+	VPUNPCKLQDQ     Z11, Z8, Z12
+	VPUNPCKHQDQ     Z11, Z8, Z8
+	VPADDD          Z8, Z12, Z12
+	VSHUFI32X4      $0x44, Z12, Z10, Z8
+	VSHUFI32X4      $0xee, Z12, Z10, Z10
+	VPADDD          Z10, Z8, Z8
+	VSHUFI32X4      $0x08, Z8, Z8, Z10
+	VSHUFI32X4      $0x0d, Z8, Z8, Z8
+	VPADDD          Y8, Y10, Y10
+	VMOVDQU32       (R8), Z8
+	MOVQ            112(AX), SI
+	VPMADDWD        4096(SI), Z8, Z8
+	VMOVDQU32       64(R8), Z11
+	MOVQ            112(AX), SI
+	VPMADDWD        4160(SI), Z11, Z11
+	VMOVDQU32       128(R8), Z12
+	MOVQ            112(AX), SI
+	VPMADDWD        4224(SI), Z12, Z12
+	VMOVDQU32       192(R8), Z13
+	MOVQ            112(AX), SI
+	VPMADDWD        4288(SI), Z13, Z13
+	VPUNPCKLDQ      Z11, Z8, Z14
+	VPUNPCKHDQ      Z11, Z8, Z8
+	VPADDD          Z8, Z14, Z14
+	VPUNPCKLDQ      Z13, Z12, Z8
+	VPUNPCKHDQ      Z13, Z12, Z11
+	VPADDD          Z11, Z8, Z8
+	VPUNPCKLQDQ     Z8, Z14, Z11
+	VPUNPCKHQDQ     Z8, Z14, Z8
+	VPADDD          Z8, Z11, Z11
+	VSHUFI32X4      $0xb1, Z11, Z11, Z8
+	VPADDD          Z8, Z11, Z11
+	VPERMD          Z11, Z6, Z11
+	VCVTDQ2PS       Y10, Y10
+	VMULPS          Y9, Y10, Y10
+	VCVTDQ2PS       Y11, Y11
+	VMULPS          Y7, Y11, Y11
+	VSUBPS          Y11, Y10, Y10
+	VMULPS          (DI), Y10, Y10
+	VMOVUPS         Y10, (DX)
+	ADDQ            $+672, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
 // func rowsIQ4_XSAVX512(a *rowArgs)
 // Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, F16C, MMX+
 TEXT ·rowsIQ4_XSAVX512(SB), NOSPLIT, $0-8
@@ -3834,6 +6509,8 @@ TEXT ·rowsIQ4_XSAVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ         16(AX), SI
@@ -4372,6 +7049,453 @@ position9:
 	VZEROUPPER
 	RET
 
+alone:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+256, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	IMUL3Q       $+32, BX, R9
+	ADDQ         R9, R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	VMOVDQU32    8(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    72(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 4(CX), Y15
+	VPBROADCASTW 2(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R9
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     (R8), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     (SI), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     64(SI), Z12, Z11
+	VPMULLD      Z16, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     128(SI), Z13, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     192(SI), Z14, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VMOVDQU32    Z18, (R9)
+	PREFETCHT0   4288(CX)
+	PREFETCHT0   4352(CX)
+	VMOVDQU32    144(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    208(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 140(CX), Y15
+	VPBROADCASTW 138(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R9
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     32(R8), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     256(SI), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     320(SI), Z12, Z11
+	VPMULLD      Z16, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     384(SI), Z13, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     448(SI), Z14, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VMOVDQU32    Z18, 64(R9)
+	PREFETCHT0   4416(CX)
+	PREFETCHT0   4480(CX)
+	VMOVDQU32    280(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    344(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 276(CX), Y15
+	VPBROADCASTW 274(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R9
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     64(R8), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     512(SI), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     576(SI), Z12, Z11
+	VPMULLD      Z16, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     640(SI), Z13, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     704(SI), Z14, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VMOVDQU32    Z18, 128(R9)
+	PREFETCHT0   4544(CX)
+	PREFETCHT0   4608(CX)
+	VMOVDQU32    416(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    480(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 412(CX), Y15
+	VPBROADCASTW 410(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R9
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     96(R8), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     768(SI), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     832(SI), Z12, Z11
+	VPMULLD      Z16, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     896(SI), Z13, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     960(SI), Z14, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VMOVDQU32    Z18, 192(R9)
+	PREFETCHT0   4672(CX)
+	PREFETCHT0   4736(CX)
+	VMOVDQU32    552(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    616(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 548(CX), Y15
+	VPBROADCASTW 546(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R9
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     128(R8), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1024(SI), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1088(SI), Z12, Z11
+	VPMULLD      Z16, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1152(SI), Z13, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1216(SI), Z14, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VMOVDQU32    Z18, 256(R9)
+	PREFETCHT0   4800(CX)
+	PREFETCHT0   4864(CX)
+	VMOVDQU32    688(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    752(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 684(CX), Y15
+	VPBROADCASTW 682(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R9
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     160(R8), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1280(SI), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1344(SI), Z12, Z11
+	VPMULLD      Z16, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1408(SI), Z13, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1472(SI), Z14, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VMOVDQU32    Z18, 320(R9)
+	PREFETCHT0   4928(CX)
+	PREFETCHT0   4992(CX)
+	VMOVDQU32    824(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    888(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 820(CX), Y15
+	VPBROADCASTW 818(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R9
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     192(R8), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1536(SI), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1600(SI), Z12, Z11
+	VPMULLD      Z16, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1664(SI), Z13, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1728(SI), Z14, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VMOVDQU32    Z18, 384(R9)
+	PREFETCHT0   5056(CX)
+	PREFETCHT0   5120(CX)
+	VMOVDQU32    960(CX), Z11
+	VPSRLW       $0x04, Z11, Z12
+	VPANDD       Z0, Z11, Z11
+	VPANDD       Z0, Z12, Z12
+	VMOVDQU32    1024(CX), Z13
+	VPSRLW       $0x04, Z13, Z14
+	VPANDD       Z0, Z13, Z13
+	VPANDD       Z0, Z14, Z14
+	VPSHUFB      Z11, Z1, Z11
+	VPSHUFB      Z12, Z1, Z12
+	VPSHUFB      Z13, Z1, Z13
+	VPSHUFB      Z14, Z1, Z14
+	VPBROADCASTD 956(CX), Y15
+	VPBROADCASTW 954(CX), Y16
+	VPSRLVD      Y2, Y15, Y15
+	VPSRLVD      Y3, Y16, Y16
+	VPANDD       Y4, Y15, Y15
+	VPANDD       Y5, Y16, Y16
+	VPSLLD       $0x04, Y16, Y16
+	VPORD        Y16, Y15, Y15
+	VPSUBD       Y6, Y15, Y15
+	VPERMD       Z15, Z9, Z16
+	VPERMD       Z15, Z10, Z17
+	VPSHUFB      Y7, Y15, Y15
+	VPMULLW      Y8, Y15, Y15
+	MOVQ         112(AX), R9
+	VPXORD       Z18, Z18, Z18
+	VPDPWSSD     224(R8), Y15, Y18
+	VPXORD       Z19, Z19, Z19
+	VPDPBUSD     1792(SI), Z11, Z19
+	VPMULLD      Z16, Z19, Z19
+	VPADDD       Z19, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1856(SI), Z12, Z11
+	VPMULLD      Z16, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1920(SI), Z13, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VPXORD       Z11, Z11, Z11
+	VPDPBUSD     1984(SI), Z14, Z11
+	VPMULLD      Z17, Z11, Z11
+	VPADDD       Z11, Z18, Z18
+	VMOVDQU32    Z18, 448(R9)
+	VPXORD       Z11, Z11, Z11
+	VPXORD       Z12, Z12, Z12
+	VPINSRW      $0x00, (CX), X11, X11
+	VPINSRW      $0x00, 544(CX), X12, X12
+	VPINSRW      $0x01, 136(CX), X11, X11
+	VPINSRW      $0x01, 680(CX), X12, X12
+	VPINSRW      $0x02, 272(CX), X11, X11
+	VPINSRW      $0x02, 816(CX), X12, X12
+	VPINSRW      $0x03, 408(CX), X11, X11
+	VPINSRW      $0x03, 952(CX), X12, X12
+	VPUNPCKLQDQ  X12, X11, X11
+	VCVTPH2PS    X11, Y15
+	MOVQ         112(AX), SI
+	VMOVDQU32    (SI), Z11
+	VMOVDQU32    64(SI), Z12
+	VMOVDQU32    128(SI), Z13
+	VMOVDQU32    192(SI), Z14
+	VMOVDQU32    256(SI), Z16
+	VMOVDQU32    320(SI), Z17
+	VMOVDQU32    384(SI), Z18
+	VMOVDQU32    448(SI), Z19
+	ADDQ         $+512, SI
+	VPUNPCKLDQ   Z12, Z11, Z20
+	VPUNPCKHDQ   Z12, Z11, Z11
+	VPADDD       Z11, Z20, Z20
+	VPUNPCKLDQ   Z14, Z13, Z11
+	VPUNPCKHDQ   Z14, Z13, Z12
+	VPADDD       Z12, Z11, Z11
+	VPUNPCKLQDQ  Z11, Z20, Z12
+	VPUNPCKHQDQ  Z11, Z20, Z11
+	VPADDD       Z11, Z12, Z12
+	VPUNPCKLDQ   Z17, Z16, Z11
+	VPUNPCKHDQ   Z17, Z16, Z13
+	VPADDD       Z13, Z11, Z11
+	VPUNPCKLDQ   Z19, Z18, Z13
+	VPUNPCKHDQ   Z19, Z18, Z14
+	VPADDD       Z14, Z13, Z13
+	VPUNPCKLQDQ  Z13, Z11, Z14
+	VPUNPCKHQDQ  Z13, Z11, Z11
+	VPADDD       Z11, Z14, Z14
+	VSHUFI32X4   $0x44, Z14, Z12, Z11
+	VSHUFI32X4   $0xee, Z14, Z12, Z12
+	VPADDD       Z12, Z11, Z11
+	VSHUFI32X4   $0x08, Z11, Z11, Z12
+	VSHUFI32X4   $0x0d, Z11, Z11, Z11
+	VPADDD       Y11, Y12, Y12
+	VCVTDQ2PS    Y12, Y12
+	VMULPS       Y15, Y12, Y12
+	VMULPS       (DI), Y12, Y12
+	VMOVUPS      Y12, (DX)
+	ADDQ         $+1088, CX
+	ADDQ         $0x20, DX
+	ADDQ         80(AX), BX
+	MOVQ         BX, R9
+	SUBQ         64(AX), R9
+	CMOVQGE      R9, BX
+	DECQ         8(AX)
+	JNZ          alone
+	VZEROUPPER
+	RET
+
 DATA constant46<>+0(SB)/8, $0x0000000400000000
 DATA constant46<>+8(SB)/8, $0x0000000c00000008
 DATA constant46<>+16(SB)/8, $0x0000001400000010
@@ -4474,6 +7598,8 @@ TEXT ·rowsBlockAVX512(SB), NOSPLIT, $0-8
 	MOVQ      (AX), CX
 	MOVQ      96(AX), DX
 	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
 
 group:
 	MOVQ       16(AX), SI
@@ -4935,6 +8061,379 @@ position9:
 	CMOVQGE     R9, BX
 	DECQ        8(AX)
 	JNZ         group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+256, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	IMUL3Q       $+32, BX, R9
+	ADDQ         R9, R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	PREFETCHT0   4288(CX)
+	PREFETCHT0   4352(CX)
+	PREFETCHT0   4416(CX)
+	PREFETCHT0   4480(CX)
+	VPXORD       (CX), Z0, Z5
+	VPXORD       64(CX), Z0, Z6
+	VPXORD       128(CX), Z0, Z7
+	VPXORD       192(CX), Z0, Z8
+	VMOVDQU32    256(CX), Z9
+	VPERMD       Z9, Z1, Z10
+	VPERMD       Z9, Z2, Z11
+	VPERMD       Z9, Z3, Z12
+	VPERMD       Z9, Z4, Z13
+	VPSLLD       $0x07, Z9, Z9
+	MOVQ         112(AX), R9
+	VPXORD       Z15, Z15, Z15
+	VPMOVSXWD    (R8), Z16
+	VPMULLD      Z9, Z16, Z16
+	VPSUBD       Z16, Z15, Z15
+	VPXORD       Z9, Z9, Z9
+	VPDPBUSD     (SI), Z5, Z9
+	VPMULLD      Z10, Z9, Z9
+	VPADDD       Z9, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     64(SI), Z6, Z5
+	VPMULLD      Z11, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     128(SI), Z7, Z5
+	VPMULLD      Z12, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     192(SI), Z8, Z5
+	VPMULLD      Z13, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VMOVDQU32    Z15, (R9)
+	PREFETCHT0   4544(CX)
+	PREFETCHT0   4608(CX)
+	PREFETCHT0   4672(CX)
+	PREFETCHT0   4736(CX)
+	PREFETCHT0   4800(CX)
+	PREFETCHT0   4864(CX)
+	VPXORD       396(CX), Z0, Z5
+	VPXORD       460(CX), Z0, Z6
+	VPXORD       524(CX), Z0, Z7
+	VPXORD       588(CX), Z0, Z8
+	VMOVDQU32    652(CX), Z9
+	VPERMD       Z9, Z1, Z10
+	VPERMD       Z9, Z2, Z11
+	VPERMD       Z9, Z3, Z12
+	VPERMD       Z9, Z4, Z13
+	VPSLLD       $0x07, Z9, Z9
+	MOVQ         112(AX), R9
+	VPXORD       Z15, Z15, Z15
+	VPMOVSXWD    32(R8), Z16
+	VPMULLD      Z9, Z16, Z16
+	VPSUBD       Z16, Z15, Z15
+	VPXORD       Z9, Z9, Z9
+	VPDPBUSD     256(SI), Z5, Z9
+	VPMULLD      Z10, Z9, Z9
+	VPADDD       Z9, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     320(SI), Z6, Z5
+	VPMULLD      Z11, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     384(SI), Z7, Z5
+	VPMULLD      Z12, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     448(SI), Z8, Z5
+	VPMULLD      Z13, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VMOVDQU32    Z15, 64(R9)
+	PREFETCHT0   4928(CX)
+	PREFETCHT0   4992(CX)
+	PREFETCHT0   5056(CX)
+	PREFETCHT0   5120(CX)
+	PREFETCHT0   5184(CX)
+	PREFETCHT0   5248(CX)
+	VPXORD       792(CX), Z0, Z5
+	VPXORD       856(CX), Z0, Z6
+	VPXORD       920(CX), Z0, Z7
+	VPXORD       984(CX), Z0, Z8
+	VMOVDQU32    1048(CX), Z9
+	VPERMD       Z9, Z1, Z10
+	VPERMD       Z9, Z2, Z11
+	VPERMD       Z9, Z3, Z12
+	VPERMD       Z9, Z4, Z13
+	VPSLLD       $0x07, Z9, Z9
+	MOVQ         112(AX), R9
+	VPXORD       Z15, Z15, Z15
+	VPMOVSXWD    64(R8), Z16
+	VPMULLD      Z9, Z16, Z16
+	VPSUBD       Z16, Z15, Z15
+	VPXORD       Z9, Z9, Z9
+	VPDPBUSD     512(SI), Z5, Z9
+	VPMULLD      Z10, Z9, Z9
+	VPADDD       Z9, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     576(SI), Z6, Z5
+	VPMULLD      Z11, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     640(SI), Z7, Z5
+	VPMULLD      Z12, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     704(SI), Z8, Z5
+	VPMULLD      Z13, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VMOVDQU32    Z15, 128(R9)
+	PREFETCHT0   5312(CX)
+	PREFETCHT0   5376(CX)
+	PREFETCHT0   5440(CX)
+	PREFETCHT0   5504(CX)
+	PREFETCHT0   5568(CX)
+	PREFETCHT0   5632(CX)
+	VPXORD       1188(CX), Z0, Z5
+	VPXORD       1252(CX), Z0, Z6
+	VPXORD       1316(CX), Z0, Z7
+	VPXORD       1380(CX), Z0, Z8
+	VMOVDQU32    1444(CX), Z9
+	VPERMD       Z9, Z1, Z10
+	VPERMD       Z9, Z2, Z11
+	VPERMD       Z9, Z3, Z12
+	VPERMD       Z9, Z4, Z13
+	VPSLLD       $0x07, Z9, Z9
+	MOVQ         112(AX), R9
+	VPXORD       Z15, Z15, Z15
+	VPMOVSXWD    96(R8), Z16
+	VPMULLD      Z9, Z16, Z16
+	VPSUBD       Z16, Z15, Z15
+	VPXORD       Z9, Z9, Z9
+	VPDPBUSD     768(SI), Z5, Z9
+	VPMULLD      Z10, Z9, Z9
+	VPADDD       Z9, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     832(SI), Z6, Z5
+	VPMULLD      Z11, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     896(SI), Z7, Z5
+	VPMULLD      Z12, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     960(SI), Z8, Z5
+	VPMULLD      Z13, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VMOVDQU32    Z15, 192(R9)
+	PREFETCHT0   5696(CX)
+	PREFETCHT0   5760(CX)
+	PREFETCHT0   5824(CX)
+	PREFETCHT0   5888(CX)
+	PREFETCHT0   5952(CX)
+	PREFETCHT0   6016(CX)
+	VPXORD       1584(CX), Z0, Z5
+	VPXORD       1648(CX), Z0, Z6
+	VPXORD       1712(CX), Z0, Z7
+	VPXORD       1776(CX), Z0, Z8
+	VMOVDQU32    1840(CX), Z9
+	VPERMD       Z9, Z1, Z10
+	VPERMD       Z9, Z2, Z11
+	VPERMD       Z9, Z3, Z12
+	VPERMD       Z9, Z4, Z13
+	VPSLLD       $0x07, Z9, Z9
+	MOVQ         112(AX), R9
+	VPXORD       Z15, Z15, Z15
+	VPMOVSXWD    128(R8), Z16
+	VPMULLD      Z9, Z16, Z16
+	VPSUBD       Z16, Z15, Z15
+	VPXORD       Z9, Z9, Z9
+	VPDPBUSD     1024(SI), Z5, Z9
+	VPMULLD      Z10, Z9, Z9
+	VPADDD       Z9, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1088(SI), Z6, Z5
+	VPMULLD      Z11, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1152(SI), Z7, Z5
+	VPMULLD      Z12, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1216(SI), Z8, Z5
+	VPMULLD      Z13, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VMOVDQU32    Z15, 256(R9)
+	PREFETCHT0   6080(CX)
+	PREFETCHT0   6144(CX)
+	PREFETCHT0   6208(CX)
+	PREFETCHT0   6272(CX)
+	PREFETCHT0   6336(CX)
+	PREFETCHT0   6400(CX)
+	PREFETCHT0   6464(CX)
+	VPXORD       1980(CX), Z0, Z5
+	VPXORD       2044(CX), Z0, Z6
+	VPXORD       2108(CX), Z0, Z7
+	VPXORD       2172(CX), Z0, Z8
+	VMOVDQU32    2236(CX), Z9
+	VPERMD       Z9, Z1, Z10
+	VPERMD       Z9, Z2, Z11
+	VPERMD       Z9, Z3, Z12
+	VPERMD       Z9, Z4, Z13
+	VPSLLD       $0x07, Z9, Z9
+	MOVQ         112(AX), R9
+	VPXORD       Z15, Z15, Z15
+	VPMOVSXWD    160(R8), Z16
+	VPMULLD      Z9, Z16, Z16
+	VPSUBD       Z16, Z15, Z15
+	VPXORD       Z9, Z9, Z9
+	VPDPBUSD     1280(SI), Z5, Z9
+	VPMULLD      Z10, Z9, Z9
+	VPADDD       Z9, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1344(SI), Z6, Z5
+	VPMULLD      Z11, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1408(SI), Z7, Z5
+	VPMULLD      Z12, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1472(SI), Z8, Z5
+	VPMULLD      Z13, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VMOVDQU32    Z15, 320(R9)
+	PREFETCHT0   6528(CX)
+	PREFETCHT0   6592(CX)
+	PREFETCHT0   6656(CX)
+	PREFETCHT0   6720(CX)
+	PREFETCHT0   6784(CX)
+	PREFETCHT0   6848(CX)
+	VPXORD       2376(CX), Z0, Z5
+	VPXORD       2440(CX), Z0, Z6
+	VPXORD       2504(CX), Z0, Z7
+	VPXORD       2568(CX), Z0, Z8
+	VMOVDQU32    2632(CX), Z9
+	VPERMD       Z9, Z1, Z10
+	VPERMD       Z9, Z2, Z11
+	VPERMD       Z9, Z3, Z12
+	VPERMD       Z9, Z4, Z13
+	VPSLLD       $0x07, Z9, Z9
+	MOVQ         112(AX), R9
+	VPXORD       Z15, Z15, Z15
+	VPMOVSXWD    192(R8), Z16
+	VPMULLD      Z9, Z16, Z16
+	VPSUBD       Z16, Z15, Z15
+	VPXORD       Z9, Z9, Z9
+	VPDPBUSD     1536(SI), Z5, Z9
+	VPMULLD      Z10, Z9, Z9
+	VPADDD       Z9, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1600(SI), Z6, Z5
+	VPMULLD      Z11, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1664(SI), Z7, Z5
+	VPMULLD      Z12, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1728(SI), Z8, Z5
+	VPMULLD      Z13, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VMOVDQU32    Z15, 384(R9)
+	PREFETCHT0   6912(CX)
+	PREFETCHT0   6976(CX)
+	PREFETCHT0   7040(CX)
+	PREFETCHT0   7104(CX)
+	PREFETCHT0   7168(CX)
+	PREFETCHT0   7232(CX)
+	VPXORD       2772(CX), Z0, Z5
+	VPXORD       2836(CX), Z0, Z6
+	VPXORD       2900(CX), Z0, Z7
+	VPXORD       2964(CX), Z0, Z8
+	VMOVDQU32    3028(CX), Z9
+	VPERMD       Z9, Z1, Z10
+	VPERMD       Z9, Z2, Z11
+	VPERMD       Z9, Z3, Z12
+	VPERMD       Z9, Z4, Z13
+	VPSLLD       $0x07, Z9, Z9
+	MOVQ         112(AX), R9
+	VPXORD       Z15, Z15, Z15
+	VPMOVSXWD    224(R8), Z16
+	VPMULLD      Z9, Z16, Z16
+	VPSUBD       Z16, Z15, Z15
+	VPXORD       Z9, Z9, Z9
+	VPDPBUSD     1792(SI), Z5, Z9
+	VPMULLD      Z10, Z9, Z9
+	VPADDD       Z9, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1856(SI), Z6, Z5
+	VPMULLD      Z11, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1920(SI), Z7, Z5
+	VPMULLD      Z12, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     1984(SI), Z8, Z5
+	VPMULLD      Z13, Z5, Z5
+	VPADDD       Z5, Z15, Z15
+	VMOVDQU32    Z15, 448(R9)
+	VMOVSS       384(CX), X14
+	VINSERTPS    $0x10, 780(CX), X14, X14
+	VINSERTPS    $0x20, 1176(CX), X14, X14
+	VINSERTPS    $0x30, 1572(CX), X14, X14
+	VMOVSS       1968(CX), X5
+	VINSERTPS    $0x10, 2364(CX), X5, X5
+	VINSERTPS    $0x20, 2760(CX), X5, X5
+	VINSERTPS    $0x30, 3156(CX), X5, X5
+	VINSERTF32X4 $0x01, X5, Y14, Y5
+	MOVQ         112(AX), SI
+	VMOVDQU32    (SI), Z6
+	VMOVDQU32    64(SI), Z7
+	VMOVDQU32    128(SI), Z8
+	VMOVDQU32    192(SI), Z9
+	VMOVDQU32    256(SI), Z10
+	VMOVDQU32    320(SI), Z11
+	VMOVDQU32    384(SI), Z12
+	VMOVDQU32    448(SI), Z13
+	ADDQ         $+512, SI
+	VPUNPCKLDQ   Z7, Z6, Z15
+	VPUNPCKHDQ   Z7, Z6, Z6
+	VPADDD       Z6, Z15, Z15
+	VPUNPCKLDQ   Z9, Z8, Z6
+	VPUNPCKHDQ   Z9, Z8, Z7
+	VPADDD       Z7, Z6, Z6
+	VPUNPCKLQDQ  Z6, Z15, Z7
+	VPUNPCKHQDQ  Z6, Z15, Z6
+	VPADDD       Z6, Z7, Z7
+	VPUNPCKLDQ   Z11, Z10, Z6
+	VPUNPCKHDQ   Z11, Z10, Z8
+	VPADDD       Z8, Z6, Z6
+	VPUNPCKLDQ   Z13, Z12, Z8
+	VPUNPCKHDQ   Z13, Z12, Z9
+	VPADDD       Z9, Z8, Z8
+	VPUNPCKLQDQ  Z8, Z6, Z9
+	VPUNPCKHQDQ  Z8, Z6, Z6
+	VPADDD       Z6, Z9, Z9
+	VSHUFI32X4   $0x44, Z9, Z7, Z6
+	VSHUFI32X4   $0xee, Z9, Z7, Z7
+	VPADDD       Z7, Z6, Z6
+	VSHUFI32X4   $0x08, Z6, Z6, Z7
+	VSHUFI32X4   $0x0d, Z6, Z6, Z6
+	VPADDD       Y6, Y7, Y7
+	VCVTDQ2PS    Y7, Y7
+	VMULPS       Y5, Y7, Y7
+	VMULPS       (DI), Y7, Y7
+	VMOVUPS      Y7, (DX)
+	ADDQ         $+3168, CX
+	ADDQ         $0x20, DX
+	ADDQ         80(AX), BX
+	MOVQ         BX, R9
+	SUBQ         64(AX), R9
+	CMOVQGE      R9, BX
+	DECQ         8(AX)
+	JNZ          alone
 	VZEROUPPER
 	RET
 

@@ -10,6 +10,7 @@ import (
 // A tileKernel multiplies eight rows, unpacked into codes, by many positions:
 // 16 or 32 of them at once. The zero one stands for the plain Go of row.go.
 type tileKernel struct {
+	least  int // positions from which on it is faster than the row kernel
 	group  int // codes under one sub-scale, 16 or 32; 0: blocks of 32 without
 	bias   int32
 	unpack func(*unpackArgs)  // nil: by quant's Unpacker; then the bias is 128 or 0

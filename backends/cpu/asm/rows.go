@@ -46,10 +46,12 @@ type rowKernel struct {
 	d     reg.GPVirtual // its scales
 	sum   reg.GPVirtual // its sums
 	terms reg.GPVirtual
+	alone bool // there is one position
 	loops int
 }
 
-// emit writes the kernel: setup once, then body for each group of eight blocks.
+// emit writes the kernel: setup once, then body for each group of eight blocks,
+// in two versions: for several positions, and for one alone.
 func (r *rowKernel) emit(setup, body func()) {
 	TEXT(r.name, NOSPLIT, "func(a *rowArgs)")
 	r.args = Load(Param("a"), GP64()).(reg.GPVirtual)
@@ -61,31 +63,39 @@ func (r *rowKernel) emit(setup, body func()) {
 	setup()
 	r.w, r.terms = field(rowW), field(rowTerms)
 	start := field(rowStart)
-	Label("group")
-	r.x, r.d, r.sum = field(rowCodes), field(rowScale), field(rowSum)
-	t := GP64()
-	offset := func(bytes int, to reg.Register) {
-		if bytes == 4 {
-			LEAQ(Mem{Base: to, Index: start, Scale: 4}, to)
-			return
+	CMPQ(Mem{Base: r.args, Disp: rowN}, Imm(1))
+	JEQ(LabelRef("alone"))
+	for _, r.alone = range []bool{false, true} {
+		group := "group"
+		if r.alone {
+			group = "alone"
 		}
-		IMUL3Q(I32(int32(bytes)), start, t)
-		ADDQ(t, to)
+		Label(group)
+		r.x, r.d, r.sum = field(rowCodes), field(rowScale), field(rowSum)
+		t := GP64()
+		offset := func(bytes int, to reg.Register) {
+			if bytes == 4 {
+				LEAQ(Mem{Base: to, Index: start, Scale: 4}, to)
+				return
+			}
+			IMUL3Q(I32(int32(bytes)), start, t)
+			ADDQ(t, to)
+		}
+		offset(r.codeBytes, r.x)
+		offset(4, r.d)
+		offset(r.sumBytes, r.sum)
+		body()
+		ADDQ(I32(int32(8*r.blockBytes)), r.w)
+		ADDQ(Imm(32), r.terms)
+		ADDQ(Mem{Base: r.args, Disp: rowStep}, start)
+		MOVQ(start, t)
+		SUBQ(Mem{Base: r.args, Disp: rowBlocks}, t)
+		CMOVQGE(t, start)
+		DECQ(Mem{Base: r.args, Disp: rowGroups})
+		JNZ(LabelRef(group))
+		VZEROUPPER()
+		RET()
 	}
-	offset(r.codeBytes, r.x)
-	offset(4, r.d)
-	offset(r.sumBytes, r.sum)
-	body()
-	ADDQ(I32(int32(8*r.blockBytes)), r.w)
-	ADDQ(Imm(32), r.terms)
-	ADDQ(Mem{Base: r.args, Disp: rowStep}, start)
-	MOVQ(start, t)
-	SUBQ(Mem{Base: r.args, Disp: rowBlocks}, t)
-	CMOVQGE(t, start)
-	DECQ(Mem{Base: r.args, Disp: rowGroups})
-	JNZ(LabelRef("group"))
-	VZEROUPPER()
-	RET()
 }
 
 // at is a place in the weights: byte b of block k of the group.
@@ -108,6 +118,10 @@ func (r *rowKernel) prefetch(lo, hi int) {
 // positions runs body for each position, with its terms; r.x, r.d and r.sum are
 // its codes, scales and sums. It comes last in a group.
 func (r *rowKernel) positions(body func(terms reg.GPVirtual)) {
+	if r.alone {
+		body(r.terms)
+		return
+	}
 	n, terms := GP64(), GP64()
 	MOVQ(Mem{Base: r.args, Disp: rowN}, n)
 	MOVQ(r.terms, terms)
@@ -120,6 +134,27 @@ func (r *rowKernel) positions(body func(terms reg.GPVirtual)) {
 	}{{r.x, rowCodeStride}, {r.d, rowScaleStride}, {r.sum, rowSumStride}, {terms, rowTermStride}} {
 		ADDQ(Mem{Base: r.args, Disp: s.at}, s.g)
 	}
+	DECQ(n)
+	JNZ(LabelRef(label))
+}
+
+// eachPosition runs body for each position, with its codes and sums, and its place
+// in the partial sums, which lie so many bytes apart.
+func (r *rowKernel) eachPosition(stride int, body func(x, sum, to reg.GPVirtual)) {
+	if r.alone {
+		body(r.x, r.sum, r.part())
+		return
+	}
+	x, sum, n, to := GP64(), GP64(), GP64(), r.part()
+	MOVQ(r.x, x)
+	MOVQ(r.sum, sum)
+	MOVQ(Mem{Base: r.args, Disp: rowN}, n)
+	label := r.label("part")
+	Label(label)
+	body(x, sum, to)
+	ADDQ(I32(int32(stride)), to)
+	ADDQ(Mem{Base: r.args, Disp: rowCodeStride}, x)
+	ADDQ(Mem{Base: r.args, Disp: rowSumStride}, sum)
 	DECQ(n)
 	JNZ(LabelRef(label))
 }

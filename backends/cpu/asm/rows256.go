@@ -32,11 +32,12 @@ func (f *format256) rows() {
 		r.sumBytes = 16
 	}
 	r.emit(f.setup, func() {
-		for k := range 8 {
+		var sums [8]vec
+		for k := range sums {
 			r.prefetch(f.bytes*k, f.bytes*(k+1))
 			if f.act == 32 {
 				c := f.code(r, k, 0)
-				r.partials256(k, func(x, _ reg.GPVirtual) vec {
+				sums[k] = r.partials256(k, func(x, _ reg.GPVirtual) vec {
 					s := f.dot(c, Mem{Base: x, Disp: 32 * k})
 					VPMADDWD(words(1), s, s)
 					return s
@@ -48,8 +49,13 @@ func (f *format256) rows() {
 		w, mw := f.floats(r)
 		from := r.part()
 		r.positions(func(terms reg.GPVirtual) {
-			s, x := reduce256(func(k int) Mem { return Mem{Base: from, Disp: 32 * k} }), YMM()
-			ADDQ(I32(8*32), from)
+			s, x := vec(nil), YMM()
+			if r.alone && f.act == 32 {
+				s = reduceRegs256(func(k int) vec { return sums[k] })
+			} else {
+				s = reduce256(func(k int) Mem { return Mem{Base: from, Disp: 32 * k} })
+				ADDQ(I32(8*32), from)
+			}
 			if f.act == 32 && (f.bias > 0 || f.kind == '+') {
 				VMOVDQU(Mem{Base: r.sum}, x)
 				if f.bias > 0 {
@@ -81,7 +87,7 @@ func (f *format256) dot(c vec, x Mem) vec {
 }
 
 // block is block k of 256 codes: its codes and sub-scales go to memory, where
-// each position meets them.
+// each position meets them; one alone meets them at once.
 func (f *format256) block(r *rowKernel, k int) {
 	p := r.part()
 	w := f.words(r, k)
@@ -91,10 +97,17 @@ func (f *format256) block(r *rowKernel, k int) {
 	case f.mins != nil:
 		VMOVDQU(f.mins(r, k), Mem{Base: p, Disp: part256Mins + 32*k})
 	}
-	var half vec
+	var off, total, half vec
+	if f.bias > 0 {
+		off = YMM()
+		VPMULLW(words(-f.bias), w, off)
+		if r.alone {
+			total = YMM()
+			VPMADDWD(Mem{Base: r.sum, Disp: 32 * k}, off, total)
+		}
+	}
 	for i := range 8 {
-		VMOVDQU(f.code(r, k, i), Mem{Base: p, Disp: part256Codes + 32*i})
-		s := YMM()
+		c, s := f.code(r, k, i), YMM()
 		switch {
 		case f.sums32:
 			if i == 0 {
@@ -109,12 +122,22 @@ func (f *format256) block(r *rowKernel, k int) {
 			}
 			VPSHUFB(constant(64, func(b int) byte { return byte(i%4*4 + b%32/16*2 + b%2) }), half, s)
 		}
+		if r.alone {
+			t := f.dot(c, Mem{Base: r.x, Disp: 256*k + 32*i})
+			VPMADDWD(s, t, t)
+			if total == nil {
+				total = t
+			} else {
+				VPADDD(t, total, total)
+			}
+			continue
+		}
+		VMOVDQU(c, Mem{Base: p, Disp: part256Codes + 32*i})
 		VMOVDQU(s, Mem{Base: p, Disp: part256Scales + 32*i})
 	}
-	var off vec
-	if f.bias > 0 {
-		off = YMM()
-		VPMULLW(words(-f.bias), w, off)
+	if r.alone {
+		VMOVDQU(total, Mem{Base: p, Disp: 32 * k})
+		return
 	}
 	r.partials256(k, func(x, sum reg.GPVirtual) vec {
 		total := YMM()
@@ -178,19 +201,14 @@ func reduceRegs256(at func(k int) vec) vec {
 }
 
 // partials256 is partials of eight int32.
-func (r *rowKernel) partials256(k int, body func(x, sum reg.GPVirtual) vec) {
-	x, sum, n, to := GP64(), GP64(), GP64(), r.part()
-	MOVQ(r.x, x)
-	MOVQ(r.sum, sum)
-	MOVQ(Mem{Base: r.args, Disp: rowN}, n)
-	label := r.label("part")
-	Label(label)
-	VMOVDQU(body(x, sum), Mem{Base: to, Disp: 32 * k})
-	ADDQ(I32(8*32), to)
-	ADDQ(Mem{Base: r.args, Disp: rowCodeStride}, x)
-	ADDQ(Mem{Base: r.args, Disp: rowSumStride}, sum)
-	DECQ(n)
-	JNZ(LabelRef(label))
+func (r *rowKernel) partials256(k int, body func(x, sum reg.GPVirtual) vec) vec {
+	if r.alone {
+		return body(r.x, r.sum)
+	}
+	r.eachPosition(8*32, func(x, sum, to reg.GPVirtual) {
+		VMOVDQU(body(x, sum), Mem{Base: to, Disp: 32 * k})
+	})
+	return nil
 }
 
 // sumRows256: y[r] is the eight lanes and the tree over row r's terms.

@@ -247,18 +247,9 @@ func (f *format512) rows256() {
 // partials runs body for each position, and keeps what it returns as the sums
 // of block k.
 func (r *rowKernel) partials(k int, body func(x, sum reg.GPVirtual) vec) {
-	x, sum, n, to := GP64(), GP64(), GP64(), r.part()
-	MOVQ(r.x, x)
-	MOVQ(r.sum, sum)
-	MOVQ(Mem{Base: r.args, Disp: rowN}, n)
-	label := r.label("part")
-	Label(label)
-	VMOVDQU32(body(x, sum), Mem{Base: to, Disp: 64 * k})
-	ADDQ(I32(8*64), to)
-	ADDQ(Mem{Base: r.args, Disp: rowCodeStride}, x)
-	ADDQ(Mem{Base: r.args, Disp: rowSumStride}, sum)
-	DECQ(n)
-	JNZ(LabelRef(label))
+	r.eachPosition(8*64, func(x, sum, to reg.GPVirtual) {
+		VMOVDQU32(body(x, sum), Mem{Base: to, Disp: 64 * k})
+	})
 }
 
 // positionsOf256 runs body for each position, with the reduced sums that
