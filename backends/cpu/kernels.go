@@ -10,6 +10,7 @@ type kernels struct {
 	rows     [quant.NVFP4 + 1]rowKernel           // by type; the zero one: plain Go
 	tiles    [quant.NVFP4 + 1]tileKernel          // the same
 	floats   [quant.NVFP4 + 1]floatKernel
+	pack     packKernel
 	scan     func(p []byte) uint64
 	sumRows  func(y, terms *float32, rows, blocks int) // as sumRows
 }
@@ -20,6 +21,7 @@ func kernelsFor(l Level) kernels {
 		rows:     byType(l, rowKernels),
 		tiles:    byType(l, tileKernels),
 		floats:   byType(l, floatKernels),
+		pack:     pick(l, packKernels),
 		scan:     pick(l, scanKernels),
 		sumRows:  pick(l, sumRowsKernels),
 	}

@@ -8,6 +8,11 @@ var dotLanesKernels = []kernel[func(l *[16]float32, w, x []float32)]{
 	{AVX512, dotLanesAVX512},
 }
 
+var packKernels = []kernel[packKernel]{
+	{level: Go},
+	{AVX2, packKernel{pack32AVX2, pack256By16AVX2, pack256By32AVX2, packFloatsAVX2}},
+}
+
 var scanKernels = []kernel[func(p []byte) uint64]{
 	{Go, scan},
 	{AVX2, scanAVX2},

@@ -6,6 +6,7 @@ import "sluice/internal/quant"
 
 var (
 	dotLanesKernels = []kernel[func(l *[16]float32, w, x []float32)]{{Go, dotLanes}}
+	packKernels     = []kernel[packKernel]{{level: Go}}
 	scanKernels     = []kernel[func(p []byte) uint64]{{Go, scan}}
 	sumRowsKernels  = []kernel[func(y, terms *float32, rows, blocks int)]{{Go, sumRows}}
 )

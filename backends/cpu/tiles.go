@@ -73,6 +73,7 @@ func recordBytes(group int) int {
 type tileScratch struct {
 	args     tileArgs
 	unpack   unpackArgs
+	pack     packArgs
 	tail     [mostTail]byte
 	out      [32]*float32
 	records  []byte // [positions/16, blocks] of the tile
@@ -233,6 +234,23 @@ func (p *product) unpackPlain(f *tileScratch, row []byte, r int) {
 	}
 }
 
+// A packKernel lays out eight positions of a record. The zero one stands for
+// plain Go.
+type packKernel struct {
+	codes32, codes256By16, codes256By32, floats func(*packArgs)
+}
+
+// packArgs are the arguments of a packKernel's functions: codes packs blocks of
+// codes, with their sums; floats packs eight scales at a time.
+//
+// Assembly reads the fields: asm/pack.go has their order.
+type packArgs struct {
+	to     *byte
+	blocks int // of codes; of eight floats
+	stride int // bytes from one float to the next
+	from   [8]*byte
+}
+
 // packTile fills the records with positions t..t+n.
 func (p *product) packTile(s *scratch, row []int, t, n int) {
 	f := &s.tile
@@ -245,35 +263,75 @@ func (p *product) packTile(s *scratch, row []int, t, n int) {
 	cols := p.m.Cols
 	blocks, bytes := cols/p.act, recordBytes(p.tiles.group)
 	f.records = aligned(f.records, (n+15)/16*blocks*bytes)
-	for j := range n {
-		x := row[j]
-		codes := q.code[x*cols : (x+1)*cols]
-		sums := q.sum[x*cols/16 : (x+1)*cols/16]
-		for b := range blocks {
-			rec := f.records[(j/16*blocks+b)*bytes:][:bytes]
-			ints := unsafe.Slice((*int32)(unsafe.Pointer(&rec[0])), bytes/4)[j%16:]
-			for i := range p.act / 32 {
-				at := i * runBytes / 4
-				c := (*[8]int32)(unsafe.Pointer(&codes[b*p.act+32*i]))
-				for k, v := range c {
-					ints[at+16*k] = v
-				}
-				lo, hi := sums[(b*p.act+32*i)/16], sums[(b*p.act+32*i)/16+1]
-				ints[at+runHalf/4], ints[at+runHalf/4+16], ints[at+runSum/4] = lo, hi, lo+hi
-			}
-			scale := (*float32)(unsafe.Pointer(&ints[record32Scale/4]))
-			if p.act == 256 {
-				scale = (*float32)(unsafe.Pointer(&ints[record256Scale/4]))
-				sum := (*[16]int32)(sums[16*b:])
-				for i := range 256 / p.tiles.group / 2 {
-					lo, hi := sum[2*i], sum[2*i+1]
-					if p.tiles.group == 32 {
-						lo, hi = sum[4*i]+sum[4*i+1], sum[4*i+2]+sum[4*i+3]
-					}
-					ints[record256Pair/4+16*i] = int32(uint32(uint16(lo)) | uint32(hi)<<16)
-				}
-			}
-			*scale = q.scale[x*blocks+b]
+	scale := record32Scale
+	if p.act == 256 {
+		scale = record256Scale
+	}
+	if s.k.pack.floats == nil {
+		for j := range n {
+			p.packOne(f.records[j/16*blocks*bytes:], row[j], j%16, scale)
 		}
+		return
+	}
+	codes := s.k.pack.codes32
+	switch p.tiles.group {
+	case 16:
+		codes = s.k.pack.codes256By16
+	case 32:
+		codes = s.k.pack.codes256By32
+	}
+	a := &f.pack
+	for j := 0; j < n; j += 8 {
+		rec := f.records[j/16*blocks*bytes+j%16*4:]
+		for i := range a.from { // lanes without a position repeat the last one
+			a.from[i] = (*byte)(unsafe.Pointer(&q.code[row[min(j+i, n-1)]*cols]))
+		}
+		a.to, a.blocks = &rec[0], blocks
+		codes(a)
+		for i := range a.from {
+			a.from[i] = (*byte)(unsafe.Pointer(&q.scale[row[min(j+i, n-1)]*blocks]))
+		}
+		a.to, a.blocks, a.stride = &rec[scale], blocks/8, bytes
+		if a.blocks > 0 {
+			s.k.pack.floats(a)
+		}
+		for b := blocks &^ 7; b < blocks; b++ {
+			to := unsafe.Slice((*float32)(unsafe.Pointer(&rec[b*bytes+scale])), 8)
+			for i := range to {
+				to[i] = q.scale[row[min(j+i, n-1)]*blocks+b]
+			}
+		}
+	}
+}
+
+// packOne is position x of the inputs as number i of the records that begin at rec.
+func (p *product) packOne(rec []byte, x, i, scale int) {
+	q := &p.in.q[p.form]
+	cols := p.m.Cols
+	blocks, bytes := cols/p.act, recordBytes(p.tiles.group)
+	codes := q.code[x*cols : (x+1)*cols]
+	sums := q.sum[x*cols/16 : (x+1)*cols/16]
+	for b := range blocks {
+		ints := unsafe.Slice((*int32)(unsafe.Pointer(&rec[b*bytes])), bytes/4)[i:]
+		for r := range p.act / 32 {
+			at := r * runBytes / 4
+			c := (*[8]int32)(unsafe.Pointer(&codes[b*p.act+32*r]))
+			for k, v := range c {
+				ints[at+16*k] = v
+			}
+			lo, hi := sums[(b*p.act+32*r)/16], sums[(b*p.act+32*r)/16+1]
+			ints[at+runHalf/4], ints[at+runHalf/4+16], ints[at+runSum/4] = lo, hi, lo+hi
+		}
+		if p.act == 256 {
+			sum := (*[16]int32)(sums[16*b:])
+			for r := range 256 / p.tiles.group / 2 {
+				lo, hi := sum[2*r], sum[2*r+1]
+				if p.tiles.group == 32 {
+					lo, hi = sum[4*r]+sum[4*r+1], sum[4*r+2]+sum[4*r+3]
+				}
+				ints[record256Pair/4+16*r] = int32(uint32(uint16(lo)) | uint32(hi)<<16)
+			}
+		}
+		*(*float32)(unsafe.Pointer(&ints[scale/4])) = q.scale[x*blocks+b]
 	}
 }

@@ -2,6 +2,14 @@
 
 package cpu
 
+func pack32AVX2(a *packArgs)
+
+func pack256By16AVX2(a *packArgs)
+
+func pack256By32AVX2(a *packArgs)
+
+func packFloatsAVX2(a *packArgs)
+
 func unpackQ8_0AVX2(a *unpackArgs)
 
 func unpackQ4_0AVX2(a *unpackArgs)

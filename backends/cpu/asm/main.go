@@ -33,7 +33,7 @@ func main() {
 	}
 	// Signatures may name these types of backends/cpu; avo looks no further than
 	// the universe.
-	for _, name := range []string{"rowArgs", "tileArgs", "unpackArgs", "floatArgs"} {
+	for _, name := range []string{"rowArgs", "tileArgs", "unpackArgs", "floatArgs", "packArgs"} {
 		t := types.NewTypeName(token.NoPos, nil, name, nil)
 		types.NewNamed(t, types.NewStruct(nil, nil), nil)
 		types.Universe.Insert(t)

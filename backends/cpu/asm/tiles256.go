@@ -406,6 +406,7 @@ func (f *format256) storeScales(r *rowKernel, u *unpacker) {
 
 // tiles256 are the kernels for many positions of AVX2.
 func tiles256() {
+	packs()
 	for _, f := range formats256() {
 		if f.name != "Block" {
 			f.unpackRow()
