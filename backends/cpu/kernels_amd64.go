@@ -30,12 +30,15 @@ func rowKernels(t quant.Type) []kernel[rowKernel] {
 	table := []kernel[rowKernel]{{level: Go}}
 	add := func(sums sumForm, avx2 func(*rowArgs), order codeOrder, avx512 func(*rowArgs)) {
 		table = append(table,
-			kernel[rowKernel]{AVX2, rowKernel{codeForm{natural, sums}, avx2, false}},
-			kernel[rowKernel]{AVX512, rowKernel{codeForm{order, sums}, avx512, false}})
+			kernel[rowKernel]{AVX2, rowKernel{codeForm{natural, sums}, avx2, false, false}},
+			kernel[rowKernel]{AVX512, rowKernel{codeForm{order, sums}, avx512, false, false}})
 	}
 	switch t {
 	case quant.Q8_0:
 		add(sumOf32, rowsQ8_0AVX2, natural, rowsQ8_0AVX512)
+	case quant.NVFP4:
+		add(sumOf32, rowsQ8_0AVX2, natural, rowsQ8_0AVX512)
+		table[1].run.halves, table[2].run.halves = true, true
 	case quant.Q4_0:
 		add(sumOf32, rowsQ4_0AVX2, split32, rowsQ4_0AVX512)
 	case quant.Q4_1:

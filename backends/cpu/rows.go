@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"encoding/binary"
 	"unsafe"
 
 	"sluice/internal/quant"
@@ -11,7 +12,8 @@ import (
 type rowKernel struct {
 	form     codeForm
 	run      func(*rowArgs)
-	unpacked bool // it takes blocks that quant has unpacked
+	unpacked bool // it takes blocks of 256 that quant has unpacked
+	halves   bool // it is Q8_0's, and takes NVFP4 as halves makes it
 }
 
 // mostPositions is what a row kernel takes at once.
@@ -80,6 +82,7 @@ type rowScratch struct {
 	terms    []float32
 	tail     [mostTail]byte
 	blocks   [8]quant.Block
+	halves   []byte
 	part     []byte
 	packedOf rowPacking
 }
@@ -87,7 +90,8 @@ type rowScratch struct {
 // A rowPacking names what is packed.
 type rowPacking struct {
 	packing
-	code codeForm
+	code   codeForm
+	halves bool
 }
 
 // fastRows computes rows lo..hi for positions t..t+n of the product, whose
@@ -97,6 +101,9 @@ func (p *product) fastRows(s *scratch, t, n, lo, hi int) {
 	p.packRows(s, t, n)
 	blocks := p.m.Cols / p.act
 	blockBytes := p.rowLen / blocks
+	if p.kernel.halves {
+		blocks, blockBytes = 2*blocks, halfBytes
+	}
 	step := max(1, mostTerms/(blocks*n))
 	if step >= 8 {
 		step &^= 7 // whole groups
@@ -109,6 +116,9 @@ func (p *product) fastRows(s *scratch, t, n, lo, hi int) {
 	for r := lo; r < hi; r += step {
 		rows := min(step, hi-r)
 		data := p.m.Data[r*p.rowLen : (r+rows)*p.rowLen]
+		if p.kernel.halves {
+			data = p.halves(f, data)
+		}
 		all := rows * blocks
 		switch whole := all / 8; {
 		case p.kernel.unpacked:
@@ -133,7 +143,11 @@ func (p *product) fastRows(s *scratch, t, n, lo, hi int) {
 		}
 		for j := range n {
 			y := p.y[p.place(t+j)+r:][:rows]
-			s.k.sumRows(&y[0], &f.terms[j*stride], rows, blocks)
+			if p.kernel.halves {
+				sumHalves(y, f.terms[j*stride:], blocks)
+			} else {
+				s.k.sumRows(&y[0], &f.terms[j*stride], rows, blocks)
+			}
 			if p.bias != nil {
 				for i, b := range p.bias[r : r+rows] {
 					y[i] += b
@@ -155,16 +169,53 @@ func sumRows(y, terms *float32, rows, blocks int) {
 	}
 }
 
+// halfBytes is a block that halves makes: one of Q8_0.
+const halfBytes = 34
+
+// halves makes two blocks of Q8_0 of each 32 elements of NVFP4, which have two
+// scales: the first half of the codes, then zeros; and zeros, then the second
+// half. Half a scale of NVFP4 is a binary16 exactly.
+func (p *product) halves(f *rowScratch, data []byte) []byte {
+	n := len(data) / 18
+	f.halves = grown(f.halves, 2*n*halfBytes)
+	b := &f.blocks[0]
+	for i := range n {
+		p.unpack(b, data, i)
+		two := f.halves[2*i*halfBytes:][:2*halfBytes]
+		clear(two)
+		binary.LittleEndian.PutUint16(two, quant.ToF16(b.W))
+		binary.LittleEndian.PutUint16(two[halfBytes:], quant.ToF16(b.W2))
+		c := codes(b)
+		copy(two[2:18], c[:16])
+		copy(two[halfBytes+18:], c[16:32])
+	}
+	return f.halves
+}
+
+// sumHalves is sumRows of rows whose terms go to a lane in pairs.
+func sumHalves(y, terms []float32, blocks int) {
+	for r := range y {
+		var l [8]float32
+		for b, t := range terms[r*blocks : (r+1)*blocks] {
+			l[b/2&7] += t
+		}
+		y[r] = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
+	}
+}
+
 // packRows fills the scratch with positions t..t+n in the form of p's kernel.
 func (p *product) packRows(s *scratch, t, n int) {
 	f := &s.fast
-	is := rowPacking{p.packing(s.row[0], t, n), p.kernel.form}
+	is := rowPacking{p.packing(s.row[0], t, n), p.kernel.form, p.kernel.halves}
 	if f.packedOf == is {
 		return
 	}
 	f.packedOf = is
 	q := &p.in.q[p.form]
 	blocks := p.m.Cols / p.act
+	if p.kernel.halves {
+		blocks *= 2
+	}
 	more := blocks + 8
 	sumBytes := [...]int{sumOf32: 4, sumsOf32: 16, sumsOf16: 32}[is.code.sums]
 	a := &f.args
@@ -177,10 +228,24 @@ func (p *product) packRows(s *scratch, t, n int) {
 	for j := range n {
 		x := s.row[j]
 		codes := q.code[x*p.m.Cols : (x+1)*p.m.Cols]
-		orderCodes(f.codes[j*a.codeStride:(j+1)*a.codeStride], codes, is.code.order, p.act)
-		scale := f.scale[j*a.scaleStride/4:][:more]
-		repeat(scale, q.scale[x*blocks:(x+1)*blocks])
-		sumCodes(f.sum[j*a.sumStride:][:more*sumBytes], q.sum[x*p.m.Cols/16:(x+1)*p.m.Cols/16], is.code.sums)
+		scale := q.scale[x*p.m.Cols/p.act : (x+1)*p.m.Cols/p.act]
+		sums := q.sum[x*p.m.Cols/16 : (x+1)*p.m.Cols/16]
+		toCodes, toScale, toSums := f.codes[j*a.codeStride:(j+1)*a.codeStride], f.scale[j*a.scaleStride/4:][:more], f.sum[j*a.sumStride:][:more*sumBytes]
+		if p.kernel.halves { // each block twice
+			for b := range scale {
+				repeat(toCodes[64*b:64*b+64], codes[32*b:32*b+32])
+				toScale[2*b], toScale[2*b+1] = scale[b], scale[b]
+				binary.NativeEndian.PutUint32(toSums[8*b:], uint32(sums[2*b]+sums[2*b+1]))
+				repeat(toSums[8*b:8*b+8], toSums[8*b:8*b+4])
+			}
+			repeat(toCodes, toCodes[:32*blocks])
+			repeat(toScale, toScale[:blocks])
+			repeat(toSums, toSums[:4*blocks])
+			continue
+		}
+		orderCodes(toCodes, codes, is.code.order)
+		repeat(toScale, scale)
+		sumCodes(toSums, sums, is.code.sums)
 	}
 }
 
@@ -193,7 +258,7 @@ func repeat[T any](dst, src []T) {
 
 // orderCodes fills dst with the blocks of src in this order, the first eight
 // blocks again behind them.
-func orderCodes(dst, src []int8, order codeOrder, block int) {
+func orderCodes(dst, src []int8, order codeOrder) {
 	switch order {
 	case split32:
 		half := len(dst) / 2
