@@ -34,7 +34,7 @@ func (p *product) floatRows(s *scratch, t, n, lo, hi int) {
 	a.rowBytes, a.stride, a.runs, a.y = p.rowLen, 4*cols, cols/16, &s.floats.y[0]
 	for r := lo; r < hi; {
 		rows, tall := 1, 0
-		if hi-r >= k.tile {
+		if n > 1 && hi-r >= k.tile { // for one position, a row at a time streams best
 			rows, tall = k.tile, 1
 		}
 		a.w = &p.m.Data[r*p.rowLen]
