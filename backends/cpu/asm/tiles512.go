@@ -37,13 +37,12 @@ type tileKernel struct {
 	group int // codes under one sub-scale: 16 or 32; 0: blocks of 32 without
 	bias  bool
 
-	args   reg.GPVirtual
-	w      reg.GPVirtual
-	x      [2]reg.GPVirtual
-	lanes  reg.GPVirtual // of the block
-	scale  rowsOf
-	min    rowsOf
-	stride reg.GPVirtual
+	args  reg.GPVirtual
+	w     reg.GPVirtual
+	x     [2]reg.GPVirtual
+	lanes reg.GPVirtual // of the block
+	scale rowsOf
+	min   rowsOf
 }
 
 // rowsOf addresses eight rows that lie a stride apart.
