@@ -173,14 +173,15 @@ const (
 	nearBest = 0.97
 )
 
-// chunkBytes is the mean size of the experts' parts, in whole blocks, bounded.
+// chunkBytes is the mean size of an expert's reads, in whole blocks, bounded.
 func (s *Reader) chunkBytes() int64 {
-	var sum, n int64
-	for _, l := range s.layers {
-		sum += l.payload
-		n += int64(len(l.parts))
-	}
 	align := max(s.align, slotAlign)
+	var sum, n int64
+	var st fetchState
+	for _, l := range s.layers {
+		sum += l.layout(&st, 0, align)
+		n += int64(st.n)
+	}
 	return (max(minChunk, min(sum/n, maxChunk)) + align - 1) &^ (align - 1)
 }
 

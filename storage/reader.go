@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/offheap"
 )
 
 // A Reader reads a model from its drives: resident tensors whole, with Load,
@@ -247,6 +249,9 @@ func (s *Reader) Register(arenas [][]byte) {
 	}
 	if s.busy > 0 {
 		panic("storage: Register while reads are in flight")
+	}
+	if len(arenas) > 0 && s.direct && offheap.HugePagesOff() {
+		s.notice("huge pages are off (/sys/kernel/mm/transparent_hugepage/enabled is never): direct reads are slower and take several times the CPU; to allow them: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
 	}
 	if err := s.via.register(arenas); err != nil {
 		s.notice("%s", registerWords(err, arenas))

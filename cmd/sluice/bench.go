@@ -234,8 +234,12 @@ func benchFio(ctx context.Context, s streams, d *bench.Drive, pairs int, each ti
 	if huge {
 		buffers = "hugetlb pages (--iomem=mmaphuge)"
 	}
-	_, err = fmt.Fprintf(s.out, "%d pairs a cell of %.3g s each, alternating; both io_uring, O_DIRECT, registered files and buffers; ours in transparent huge pages, fio's in %s\n"+
-		"ours/fio: geometric mean %.3f, 95 %% interval %.3f to %.3f\n", pairs, each.Seconds(), buffers, total.Mean, total.Low, total.High)
+	var memory, onHuge int64
+	for _, p := range all {
+		memory, onHuge = memory+p.Ours.Buffers, onHuge+p.Ours.Huge
+	}
+	_, err = fmt.Fprintf(s.out, "%d pairs a cell of %.3g s each, alternating; both io_uring, O_DIRECT, registered files and buffers; our buffers %.0f %% on transparent huge pages, fio's in %s\n"+
+		"ours/fio: geometric mean %.3f, 95 %% interval %.3f to %.3f\n", pairs, each.Seconds(), 100*float64(onHuge)/float64(max(1, memory)), buffers, total.Mean, total.Low, total.High)
 	return err
 }
 

@@ -3,7 +3,13 @@
 package offheap
 
 import (
+	"bufio"
+	"bytes"
 	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"unsafe"
 
@@ -82,6 +88,58 @@ func touch(b []byte) {
 		// Adding 0 atomically is a write that no compiler leaves out.
 		atomic.AddInt32((*int32)(unsafe.Pointer(&b[i])), 0)
 	}
+}
+
+// HugePagesOff says whether the kernel is set to give no huge pages at all, so
+// that asking for them is in vain.
+func HugePagesOff() bool {
+	b, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/enabled")
+	return err == nil && bytes.Contains(b, []byte("[never]"))
+}
+
+// Huge is how many bytes of b lie on huge pages now. The kernel walks all of the
+// process's memory for the answer: it is for reports, not for each start.
+func Huge(b []byte) (int64, error) {
+	f, err := os.Open("/proc/self/smaps")
+	if err != nil {
+		return 0, fmt.Errorf("offheap: %w", err)
+	}
+	defer f.Close()
+	start := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+	return huge(f, start, start+uint64(len(b)))
+}
+
+// huge sums the huge pages of the mappings that overlap [start, end). A mapping
+// that reaches further counts for no more than what it shares.
+func huge(smaps io.Reader, start, end uint64) (total int64, err error) {
+	shared := uint64(0)
+	lines := bufio.NewScanner(smaps)
+	for lines.Scan() {
+		f := strings.Fields(lines.Text())
+		if len(f) == 0 {
+			continue
+		}
+		if from, to, ok := strings.Cut(f[0], "-"); ok && !strings.HasSuffix(f[0], ":") { // 7f3c00000000-7f3c40000000 rw-p ...
+			lo, err := strconv.ParseUint(from, 16, 64)
+			hi, err2 := strconv.ParseUint(to, 16, 64)
+			if err != nil || err2 != nil {
+				return 0, fmt.Errorf("offheap: /proc/self/smaps: %q is no range of addresses", f[0])
+			}
+			shared = 0
+			if lo, hi = max(lo, start), min(hi, end); lo < hi {
+				shared = hi - lo
+			}
+			continue
+		}
+		if len(f) >= 2 && f[0] == "AnonHugePages:" && shared > 0 {
+			kib, err := strconv.ParseUint(f[1], 10, 53)
+			if err != nil {
+				return 0, fmt.Errorf("offheap: /proc/self/smaps: %q is no size", f[1])
+			}
+			total += int64(min(kib<<10, shared))
+		}
+	}
+	return total, lines.Err()
 }
 
 // Of maps room for n values of T, which must hold no pointers: the garbage

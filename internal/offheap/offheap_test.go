@@ -159,3 +159,48 @@ func TestErrors(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Huge counts the huge pages of the mappings that memory lies on, and no others.
+func TestHuge(t *testing.T) {
+	const smaps = `1000000-3000000 rw-p 00000000 00:00 0
+AnonHugePages:      8192 kB
+THPeligible:           1
+5000000-5400000 rw-p 00000000 00:00 0 [anon: x]
+Size:               4096 kB
+AnonHugePages:      4096 kB
+`
+	for _, c := range []struct {
+		start, end uint64
+		want       int64
+	}{
+		{0x1000000, 0x3000000, 8 << 20},
+		{0x1000000, 0x1200000, 2 << 20}, // no more than asked about
+		{0x3000000, 0x5000000, 0},
+		{0x2000000, 0x6000000, 12 << 20},
+	} {
+		if got, err := huge(strings.NewReader(smaps), c.start, c.end); err != nil || got != c.want {
+			t.Errorf("%x-%x: %d, %v, want %d", c.start, c.end, got, err, c.want)
+		}
+	}
+	for _, bad := range []string{"xyz-1 rw-p\n", "1000-2000 rw-p\nAnonHugePages: -1 kB\n"} {
+		if _, err := huge(strings.NewReader(bad), 0, 1<<40); err == nil {
+			t.Errorf("%q gives no error", bad)
+		}
+	}
+	b, err := Alloc(8 * HugePage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Free(b)
+	if n, err := Huge(b); err != nil || n != 0 {
+		t.Errorf("untouched memory: %d, %v", n, err)
+	}
+	Populate(b)
+	n, err := Huge(b)
+	if err != nil || n < 0 || n > int64(len(b)) {
+		t.Errorf("%d, %v", n, err)
+	}
+	if HugePagesOff() && n > 0 {
+		t.Errorf("%d bytes on huge pages, which are off", n)
+	}
+}

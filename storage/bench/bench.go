@@ -38,6 +38,8 @@ type Sample struct {
 	CPUNanos int64   `json:"cpu_ns"` // of the whole process, user and system
 	Rate     float64 `json:"bytes_per_s"`
 	CPUPerGB float64 `json:"cpu_s_per_gb"` // seconds for 10^9 bytes
+	Buffers  int64   `json:"buffer_bytes"` // memory that was read into, views of the page cache aside
+	Huge     int64   `json:"huge_bytes"`   // of it, on huge pages
 }
 
 func sample(bytes, nanos, cpu int64) Sample {
@@ -89,6 +91,7 @@ func (d *Drive) Measure(ctx context.Context, c Cell, time_ time.Duration) (s Sam
 		return s, nil, fmt.Errorf("bench: the mode %s is not to be had: %v", c.Mode, notices)
 	}
 	fetches := make([]storage.Fetch, c.Depth)
+	var buffers, huge int64
 	if slot := src.SlotBytes(0); slot > 0 {
 		arena, err := offheap.Alloc(slot * int64(c.Depth))
 		if err != nil {
@@ -96,6 +99,10 @@ func (d *Drive) Measure(ctx context.Context, c Cell, time_ time.Duration) (s Sam
 		}
 		defer offheap.Free(arena)
 		offheap.Populate(arena)
+		buffers = int64(len(arena))
+		if huge, err = offheap.Huge(arena); err != nil {
+			return s, nil, err
+		}
 		src.Register([][]byte{arena})
 		defer src.Register(nil)
 		for i := range fetches {
@@ -107,6 +114,7 @@ func (d *Drive) Measure(ctx context.Context, c Cell, time_ time.Duration) (s Sam
 		return s, nil, err
 	}
 	s, err = d.read(ctx, src, fetches, layers[0].Experts, c, time_)
+	s.Buffers, s.Huge = buffers, huge
 	return s, notices, err
 }
 
