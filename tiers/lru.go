@@ -1,71 +1,34 @@
 package tiers
 
-// This file says which slot a miss gets and who leaves after a layer.
+import "github.com/hashicorp/golang-lru/v2/simplelru"
 
-// claim gives a slot to load into, or nil if every slot is in use: a free one,
-// else that of the least recently used expert, else that of the expert of this
-// step which was done first.
-func (s *Step) claim() *slot {
-	cl := s.class
-	if n := len(cl.free); n > 0 {
-		sl := cl.free[n-1]
-		cl.free = cl.free[:n-1]
-		return sl
-	}
-	if _, sl, ok := cl.order.GetOldest(); ok && !sl.held {
-		cl.order.RemoveOldest()
-		s.c.evicted(sl)
-		return sl
-	}
-	if s.spared < len(s.spare) {
-		it := &s.items[s.spare[s.spared]]
-		s.spared++
-		sl := it.slot
-		it.slot = nil
-		if it.hit {
-			cl.order.Remove(sl.fetch.Key)
-		}
-		s.c.evicted(sl)
-		return sl
-	}
-	return nil
+// lru lets the oldest use go first. A repeat within a batch is a use. What the
+// batch uses is newer than all else, so the oldest is a victim or there is none.
+type lru struct {
+	b    *books
+	list *simplelru.LRU[int32, struct{}] // with room for all, so that it never evicts by itself
 }
 
-// settle enters what the step used into the recency order, most recent last in
-// the order that Begin was given, and lets go of what is above the cap.
-func (s *Step) settle() {
-	cl := s.class
-	for i := range s.items {
-		it := &s.items[i]
-		sl := it.slot
-		if sl == nil {
-			continue
-		}
-		it.slot = nil
-		sl.held = false
-		switch {
-		case it.hit:
-			cl.order.Get(sl.fetch.Key)
-		case it.state == failed:
-			cl.free = append(cl.free, sl)
-		default:
-			cl.order.Add(sl.fetch.Key, sl)
-		}
+func newLRU(b *books) *lru {
+	list, err := simplelru.NewLRU[int32, struct{}](len(b.keys), nil)
+	if err != nil {
+		panic(err) // only a size below 1 is an error
 	}
-	for cl.order.Len() > cl.size.Keep {
-		_, sl, _ := cl.order.RemoveOldest()
-		s.c.evicted(sl)
-		cl.free = append(cl.free, sl)
-		if cl.slotBytes == 0 {
-			s.c.work <- work{drop: sl} // what is not loaded over is dropped now
-		}
+	return &lru{b, list}
+}
+
+func (o *lru) begin() {}
+
+func (o *lru) use(i int32, _ bool) {
+	if _, ok := o.list.Get(i); !ok {
+		o.list.Add(i, struct{}{})
 	}
 }
 
-// evicted counts an expert that leaves memory.
-func (c *Cache) evicted(sl *slot) {
-	sl.scrub()
-	c.mu.Lock()
-	c.stats.Evictions++
-	c.mu.Unlock()
+func (o *lru) add(i int32)    { o.list.Add(i, struct{}{}) }
+func (o *lru) remove(i int32) { o.list.Remove(i) }
+
+func (o *lru) victim() (int32, bool) {
+	i, _, ok := o.list.GetOldest()
+	return i, ok && !o.b.inBatch(i)
 }
