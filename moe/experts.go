@@ -35,11 +35,19 @@ func (e *experts) compute(ctx context.Context, l int, s *state, route func(ids [
 		route(s.ids[p*k:(p+1)*k], s.weights[p*k:(p+1)*k], s.hostScores[p*all:(p+1)*all])
 	}
 	s.group(s.ids[:n*k], all)
+	var scores []float32
+	if n == 1 {
+		scores = s.hostScores[:all]
+	}
+	s.cache.Routed(s.ids[:n*k], scores)
 	step, err := s.cache.Begin(ctx, l, s.distinct, s.uses)
 	if err != nil {
 		return fmt.Errorf("moe: layer %d: %w", l, err)
 	}
 	defer step.End()
+	if s.trace != nil {
+		s.trace.Batch(step, s.ids[:n*k], s.weights[:n*k])
+	}
 	s.clock.lap(StageRouter)
 
 	var shared backends.Vec

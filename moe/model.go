@@ -39,6 +39,7 @@ const headRows = 32
 type state struct {
 	be    backends.Backend
 	cache *tiers.Cache
+	trace *tiers.TraceWriter // nil: nobody wants one
 	kv    backends.KV
 	pos   int // of the batch's first position
 	clock clock
@@ -129,6 +130,9 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 	}
 	return nil
 }
+
+// Trace writes what the routers choose from now on to t; nil ends it.
+func (m *Model) Trace(t *tiers.TraceWriter) { m.s.trace = t }
 
 // KV is the shape of the key-value cache under a config.
 func (s *Spec) KV(cfg Config) backends.KVShape {

@@ -14,11 +14,13 @@ import (
 
 // Options of a Cache.
 type Options struct {
-	Cap    int              // experts per layer that stay in RAM, at least 1; more than a layer has counts as all of it
-	TopK   int              // experts of one position and layer: the staging slots of a class
-	Layers []ExpertLayer    // the model's MoE layers
-	Ledger *Ledger          // grants the slots' bytes; nil: nobody is asked
-	Now    func() time.Time // nil: time.Now
+	Cap     int               // experts per layer that stay in RAM, at least 1; more than a layer has counts as all of it
+	TopK    int               // experts of one position and layer: the staging slots of a class
+	Layers  []ExpertLayer     // the model's MoE layers
+	Policy  string            // who leaves the pool: a name that NewPolicy knows, "" is the default
+	History func(Key) float64 // for the policy, see PolicyConfig; nil: unknown
+	Ledger  *Ledger           // grants the slots' bytes; nil: nobody is asked
+	Now     func() time.Time  // nil: time.Now
 }
 
 // A Cache keeps routed experts in the LRU pool in RAM and reads those that are
@@ -31,6 +33,7 @@ type Cache struct {
 	layers  []layer // by number; no experts: not a MoE layer
 	classes []*class
 	step    Step
+	routed  routed
 	work    chan work
 	arrived chan *slot // room for every slot, so that io never waits for the step
 	stopped chan struct{}
@@ -109,6 +112,9 @@ func New(src Source, opt Options) (*Cache, error) {
 	if len(opt.Layers) == 0 {
 		return nil, errors.New("tiers: the model has no MoE layer")
 	}
+	if err := CheckPolicy(opt.Policy); err != nil {
+		return nil, fmt.Errorf("tiers: %w", err)
+	}
 	if opt.Now == nil {
 		opt.Now = time.Now
 	}
@@ -153,6 +159,9 @@ func (c *Cache) open() error {
 		}
 		cl.granted = true
 		if err := cl.open(); err != nil {
+			return err
+		}
+		if err := cl.kept.open(c, cl); err != nil {
 			return err
 		}
 		slots += len(cl.slots)
@@ -368,8 +377,7 @@ func (c *Cache) Begin(ctx context.Context, layer int, experts, uses []int32) (*S
 
 	c.mu.Lock()
 	for i, e := range experts {
-		// Get makes it the most recent, so that no miss of this step takes its slot.
-		sl, hit := l.class.order.Get(Key{Layer: s.layer, Expert: e})
+		sl, hit := l.class.kept.peek(Key{Layer: s.layer, Expert: e})
 		it := item{expert: e}
 		if c.stats.count(false, false, hit, int64(uses[i])) == inLRU {
 			sl.held = true
@@ -381,6 +389,7 @@ func (c *Cache) Begin(ctx context.Context, layer int, experts, uses []int32) (*S
 		s.items = append(s.items, it)
 	}
 	c.mu.Unlock()
+	s.enter(experts, uses)
 
 	s.submit()
 	s.inOrder = s.waiting > 0
@@ -553,6 +562,7 @@ func (s *Step) take() (int, *[MaxParts][]byte, error) {
 	sl := it.slot
 	it.slot, it.state = nil, done
 	sl.held = false
+	s.class.kept.policy.Remove(sl.fetch.Key)
 	s.class.free = append(s.class.free, sl)
 	return i, nil, fmt.Errorf("tiers: load %v: %w", sl.fetch.Key, sl.fetch.Err)
 }
@@ -611,22 +621,20 @@ func (c *Cache) check() {
 		for _, s := range cl.free {
 			seen[s] = true
 		}
-		for _, s := range cl.order.Values() {
+		for k, s := range cl.kept.all() {
 			seen[s] = true
-			if s.held {
+			switch {
+			case s.held:
 				panic(fmt.Sprintf("tiers: %v is held after its step", s.fetch.Key))
-			}
-		}
-		for _, k := range cl.order.Keys() {
-			if s, _ := cl.order.Peek(k); s.fetch.Key != k {
+			case s.fetch.Key != k:
 				panic(fmt.Sprintf("tiers: the slot of %v holds %v", k, s.fetch.Key))
 			}
 		}
-		if n := len(cl.free) + cl.order.Len(); len(seen) != len(cl.slots) || n != len(cl.slots) {
+		if n := len(cl.free) + cl.kept.n; len(seen) != len(cl.slots) || n != len(cl.slots) {
 			panic(fmt.Sprintf("tiers: %d of %d slots accounted for, %d distinct", n, len(cl.slots), len(seen)))
 		}
-		if cl.order.Len() > cl.size.Keep {
-			panic(fmt.Sprintf("tiers: %d experts stay, the cap keeps %d", cl.order.Len(), cl.size.Keep))
+		if cl.kept.n > cl.size.Keep {
+			panic(fmt.Sprintf("tiers: %d experts stay, the cap keeps %d", cl.kept.n, cl.size.Keep))
 		}
 	}
 	st := c.Stats()

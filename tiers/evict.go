@@ -1,10 +1,144 @@
 package tiers
 
-// This file says which slot a miss gets and who leaves after a layer.
+import (
+	"fmt"
+	"iter"
+)
+
+// This file says which slot a miss gets and who leaves after a layer. It is
+// the only one that asks the policy.
+
+// kept is the experts of a class that stay in memory: where they are, and the
+// policy that says who leaves. During a step the policy also counts those that
+// the step loads, which get their place in slots at its end.
+//
+// The experts of a class are of one size, so budgets are counted in experts.
+type kept struct {
+	policy Policy
+	hinted Hinted    // policy, if it takes hints, else nil
+	slots  [][]*slot // by layer and expert; nil: not here
+	n      int
+}
+
+func (k *kept) open(c *Cache, cl *class) error {
+	conf := PolicyConfig{Layers: make([]PolicyLayer, len(c.layers)), Budget: int64(cl.size.Keep), History: c.opt.History}
+	k.slots = make([][]*slot, len(c.layers))
+	for l, layer := range c.layers {
+		if layer.class == cl {
+			conf.Layers[l] = PolicyLayer{Experts: layer.experts, Bytes: 1}
+			k.slots[l] = make([]*slot, layer.experts)
+		}
+	}
+	var err error
+	k.policy, err = NewPolicy(c.opt.Policy, conf)
+	k.hinted, _ = k.policy.(Hinted)
+	return err
+}
+
+// peek finds an expert.
+func (k *kept) peek(key Key) (*slot, bool) {
+	s := k.slots[key.Layer][key.Expert]
+	return s, s != nil
+}
+
+// put enters an expert that the policy counts already.
+func (k *kept) put(s *slot) {
+	k.slots[s.fetch.Key.Layer][s.fetch.Key.Expert] = s
+	k.n++
+}
+
+// remove takes an expert out, of the policy too. It need not be here yet.
+func (k *kept) remove(key Key) {
+	if at := &k.slots[key.Layer][key.Expert]; *at != nil {
+		*at = nil
+		k.n--
+	}
+	k.policy.Remove(key)
+}
+
+// removeVictim takes out who is to leave, nil if all are in use.
+func (k *kept) removeVictim() *slot {
+	key, ok := k.policy.Victim()
+	if !ok {
+		return nil
+	}
+	s, ok := k.peek(key)
+	if !ok || s.held {
+		panic(fmt.Sprintf("tiers: the policy gives up %v, which is in use or not here", key))
+	}
+	k.remove(key)
+	return s
+}
+
+// all gives the experts with their slots, by key.
+func (k *kept) all() iter.Seq2[Key, *slot] {
+	return func(yield func(Key, *slot) bool) {
+		for l, slots := range k.slots {
+			for e, s := range slots {
+				if s != nil && !yield(Key{Layer: int32(l), Expert: int32(e)}, s) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// routed is what Routed was told, for the Begin after it.
+type routed struct {
+	ids    []int32
+	scores []float32
+}
+
+// Routed tells the policy more of the batch that the next Begin is for. Without
+// it the policy learns which experts are used, but not by which position.
+//
+//	ids     [positions, top-k]  the router's choices, position by position
+//	scores  [experts]           what it chose by, for a single position; else nil
+//
+// Both are read during that Begin. A hint decides who stays in memory, and
+// nothing else.
+func (c *Cache) Routed(ids []int32, scores []float32) { c.routed = routed{ids, scores} }
+
+// enter tells the policy what the step uses: before the first slot is claimed,
+// so that no miss takes the slot of what the step needs.
+func (s *Step) enter(experts, uses []int32) {
+	k, r := &s.class.kept, s.c.routed
+	s.c.routed = routed{}
+	if len(r.ids) == 0 { // each use once, and no word of positions
+		positions := int32(1)
+		if len(experts) > s.c.opt.TopK {
+			positions = 2
+		}
+		for _, u := range uses {
+			positions = max(positions, u)
+		}
+		k.policy.Begin(int(s.layer), int(positions))
+		for _, e := range experts {
+			k.policy.Use(Key{Layer: s.layer, Expert: e}, 0)
+		}
+		return
+	}
+	for _, e := range experts {
+		s.seen[e] = true
+	}
+	k.policy.Begin(int(s.layer), len(r.ids)/s.c.opt.TopK)
+	for i, e := range r.ids {
+		if e < 0 || int(e) >= len(s.seen) || !s.seen[e] {
+			panic(fmt.Sprintf("tiers: layer %d: Routed names expert %d, Begin does not", s.layer, e))
+		}
+		k.policy.Use(Key{Layer: s.layer, Expert: e}, i/s.c.opt.TopK)
+	}
+	for _, e := range experts {
+		s.seen[e] = false
+	}
+	if k.hinted != nil && r.scores != nil {
+		k.hinted.Scores(r.scores)
+	}
+}
 
 // claim gives a slot to load into, or nil if every slot is in use: a free one,
-// else that of the least recently used expert, else that of the expert of this
-// step which was done first.
+// else that of the expert which the policy wants least, else that of the expert
+// of this step which was done first.
 func (s *Step) claim() *slot {
 	cl := s.class
 	if n := len(cl.free); n > 0 {
@@ -12,8 +146,7 @@ func (s *Step) claim() *slot {
 		cl.free = cl.free[:n-1]
 		return sl
 	}
-	if _, sl, ok := cl.order.GetOldest(); ok && !sl.held {
-		cl.order.RemoveOldest()
+	if sl := cl.kept.removeVictim(); sl != nil {
 		s.c.evicted(sl)
 		return sl
 	}
@@ -22,38 +155,47 @@ func (s *Step) claim() *slot {
 		s.spared++
 		sl := it.slot
 		it.slot = nil
-		if it.hit {
-			cl.order.Remove(sl.fetch.Key)
-		}
+		cl.kept.remove(sl.fetch.Key)
 		s.c.evicted(sl)
 		return sl
 	}
 	return nil
 }
 
-// settle enters what the step used into the recency order, most recent last in
-// the order that Begin was given, and lets go of what is above the cap.
+// settle gives what the step has loaded its place, and lets go of what is above
+// the cap: what the policy wants least, and of the step's own experts, if it
+// comes to that, the first in the order that Begin was given.
 func (s *Step) settle() {
 	cl := s.class
 	for i := range s.items {
 		it := &s.items[i]
 		sl := it.slot
 		if sl == nil {
+			if it.state == waiting { // it never got a slot
+				cl.kept.policy.Remove(Key{Layer: s.layer, Expert: it.expert})
+			}
 			continue
 		}
 		it.slot = nil
 		sl.held = false
 		switch {
 		case it.hit:
-			cl.order.Get(sl.fetch.Key)
 		case it.state == failed:
+			cl.kept.policy.Remove(sl.fetch.Key)
 			cl.free = append(cl.free, sl)
 		default:
-			cl.order.Add(sl.fetch.Key, sl)
+			cl.kept.put(sl)
 		}
 	}
-	for cl.order.Len() > cl.size.Keep {
-		_, sl, _ := cl.order.RemoveOldest()
+	own := 0
+	for cl.kept.n > cl.size.Keep || cl.kept.policy.Over() {
+		sl := cl.kept.removeVictim()
+		for ; sl == nil; own++ {
+			key := Key{Layer: s.layer, Expert: s.items[own].expert}
+			if sl, _ = cl.kept.peek(key); sl != nil {
+				cl.kept.remove(key)
+			}
+		}
 		s.c.evicted(sl)
 		cl.free = append(cl.free, sl)
 		if cl.slotBytes == 0 {

@@ -20,7 +20,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts in testdata pr
 // Scripts are blocks of commands, a line ----, and what they print, ended by
 // an empty line. Lines before a block that start with # are comments.
 //
-//	new cap=C topk=K [mode=mmap] [auto] layer=EXPERTS[,big]...   a cache; auto: reads finish by themselves, in order
+//	new cap=C topk=K [policy=P] [mode=mmap] [auto] layer=EXPERTS[,big]...   a cache; auto: reads finish by themselves, in order
 //	begin LAYER EXPERT[*USES]...
 //	next | try     the expert that is returned, its content checked
 //	done EXPERT...
@@ -28,7 +28,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts in testdata pr
 //	break EXPERT...    reads of this step will fail
 //	cancel         the context
 //	end
-//	order          resident experts of each class, oldest first
+//	order          resident experts of each class, in the order in which they would leave
 //	stats
 //
 // Each command also tells the submissions it made (read) and who left (out).
@@ -160,7 +160,7 @@ func (s *script) do(cmd string) string {
 		s.step.End()
 	case "order":
 		for i, cl := range s.c.classes {
-			fmt.Fprintf(&out, "class %d:%s\n", i, list(cl.order.Keys()))
+			fmt.Fprintf(&out, "class %d:%s\n", i, list(cl.leaving()))
 		}
 	case "stats":
 		st := s.c.Stats()
@@ -207,7 +207,7 @@ func (s *script) open(out *strings.Builder, args []string) {
 	if s.c != nil {
 		s.c.Close()
 	}
-	opt := Options{Now: func() time.Time { return s.clock }}
+	opt := Options{Policy: "lru", Now: func() time.Time { return s.clock }}
 	mode := storage.Slab
 	layers := map[int]fakeLayer{}
 	auto := false
@@ -220,6 +220,8 @@ func (s *script) open(out *strings.Builder, args []string) {
 			opt.TopK = s.num(v)
 		case "mode":
 			mode, _ = storage.ParseMode(v)
+		case "policy":
+			opt.Policy = v
 		case "auto":
 			auto = true
 		case "layer":
@@ -251,7 +253,9 @@ func (s *script) open(out *strings.Builder, args []string) {
 // resident lists the experts in memory, sorted.
 func (s *script) resident() (keys []Key) {
 	for _, cl := range s.c.classes {
-		keys = append(keys, cl.order.Keys()...)
+		for k := range cl.kept.all() {
+			keys = append(keys, k)
+		}
 	}
 	if st := &s.c.step; !st.ended {
 		for _, it := range st.items {

@@ -3,8 +3,6 @@ package tiers
 import (
 	"fmt"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
-
 	"sluice/internal/invariants"
 	"sluice/internal/offheap"
 	"sluice/storage"
@@ -13,9 +11,9 @@ import (
 // A slot is room for one expert of its class.
 //
 // States: free (in class.free), loading (the io goroutine has it), resident
-// (its bytes are those of fetch.Key). A resident slot is in the class's
-// recency order, except the fresh loads of a step, which enter it at End.
-// While it loads or is held it is never a victim.
+// (its bytes are those of fetch.Key). A resident slot is in kept of its class,
+// except the fresh loads of a step, which enter it at End. While it loads or
+// is held it is never a victim.
 type slot struct {
 	fetch storage.Fetch // the io goroutine's from its batch until it arrives, else the step's
 	next  Key           // what the io goroutine is to load
@@ -26,7 +24,7 @@ type slot struct {
 }
 
 // A class is the layers whose experts have the same size: equal slots, one
-// recency order. Any slot of a class takes any of its experts, so no byte is
+// policy. Any slot of a class takes any of its experts, so no byte is
 // lost to fragmentation.
 type class struct {
 	slotBytes int64 // as the source says; 0: slots hold views
@@ -36,24 +34,17 @@ type class struct {
 	granted   bool   // the ledger has granted size
 	slots     []slot
 	free      []*slot
-	order     *simplelru.LRU[Key, *slot] // and the index of what is resident
-
-	// INVARIANT: in the order, what is held is more recent than what is not.
-	// So the oldest is a victim, or there is none.
+	kept      kept
 }
 
 // open maps the slots and makes them resident, so that no page fault stands
 // in the way of a token.
 func (cl *class) open() error {
 	n := cl.size.Keep + cl.size.Staging
-	order, err := simplelru.NewLRU[Key, *slot](n, nil)
-	if err != nil {
-		return fmt.Errorf("tiers: %w", err)
-	}
-	cl.order = order
 	cl.slots = make([]slot, n)
 	cl.free = make([]*slot, 0, n)
 	if cl.slotBytes > 0 {
+		var err error
 		if cl.arena, err = offheap.Alloc(int64(n) * cl.size.Bytes); err != nil {
 			return fmt.Errorf("tiers: %d slots of %d bytes: %w; lower the cap", n, cl.size.Bytes, err)
 		}

@@ -26,6 +26,7 @@ type Options struct {
 	Path    string
 	Copies  []string // further paths of the same model, on other drives
 	Cap     int      // experts per layer that stay in RAM; 0: as many as fit
+	Policy  string   // who leaves the pool: see tiers.Policies; "" is the default
 	Storage storage.Mode
 	Depth   int       // reads at a drive at once; 0: found while loading
 	NoSlab  bool      // do not look for a slab beside the model
@@ -56,6 +57,7 @@ type Plan struct {
 	Kernels  cpu.Level
 	Cap      tiers.CapPlan
 	Ledger   *tiers.Ledger
+	Policy   string
 	Settings Settings // effective values; origins are "flag" where an option was given
 	Notices  []string // what was lowered, replaced or left out, in words
 
@@ -200,6 +202,11 @@ func (p *Plan) memory(o Options) error {
 	if p.Cap.Words != "" && (o.Cap != 0 || p.Cap.Cap < p.Spec.Experts) { // an automatic cap of all experts needs no words
 		p.Notices = append(p.Notices, p.Cap.Words)
 	}
+	if err := tiers.CheckPolicy(o.Policy); err != nil {
+		return fmt.Errorf("--policy: %w", err)
+	}
+	p.Policy = cmp.Or(o.Policy, tiers.DefaultPolicy)
+	p.set("policy", p.Policy, o.Policy != "")
 	p.Ledger = tiers.NewLedger(budget)
 	for _, g := range []struct {
 		purpose tiers.Purpose
@@ -279,7 +286,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	if e.backend, err = cpu.New(cpu.Options{Threads: e.Threads, Level: e.Kernels}); err != nil {
 		return err
 	}
-	e.Cache, err = tiers.New(e.Source, tiers.Options{Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.Spec.Roles, Ledger: e.Ledger})
+	e.Cache, err = tiers.New(e.Source, tiers.Options{Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.Spec.Roles, Policy: e.Policy, Ledger: e.Ledger})
 	if err != nil {
 		return err
 	}
@@ -292,6 +299,21 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	usage, err := tiers.Memory{}.Usage()
 	e.Announced = usage.RSS
 	return err
+}
+
+// TraceHeader describes the model of a name for a trace of its routing.
+func (p *Plan) TraceHeader(name string) *tiers.Trace {
+	t := &tiers.Trace{Model: name, Arch: p.Spec.Arch, Experts: p.Spec.Experts, TopK: p.Spec.TopK, Layers: make([]tiers.TraceLayer, p.Spec.Layers)}
+	for _, r := range p.Spec.Roles {
+		t.Layers[r.Layer].ExpertBytes = p.Source.ExpertBytes(r.Layer)
+	}
+	for _, d := range p.Spec.Dense {
+		var l int
+		if _, err := fmt.Sscanf(d.Name, "blk.%d.", &l); err == nil && l >= 0 && l < len(t.Layers) {
+			t.Layers[l].DenseBytes += d.Bytes
+		}
+	}
+	return t
 }
 
 // Close ends the goroutines, frees the memory and closes the files. A second

@@ -16,6 +16,7 @@ import (
 	"sluice/backends/cpu"
 	"sluice/cmd/engine"
 	"sluice/storage"
+	"sluice/tiers"
 )
 
 // newFlags is the flag set of a command, with the flag that each has.
@@ -60,6 +61,7 @@ type modelFlags struct {
 	model       *string   // the first of models, or the argument MODEL
 	models      *[]string // --model, once for each copy
 	cap, depth  *int
+	policy      *string
 	storage, kv *string
 	noSlab      *bool
 	threads     *int
@@ -78,6 +80,7 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 		models:      f.StringArray("model", nil, "the model file, in place of the argument MODEL; once more for each copy on another drive, and reads are shared among them"),
 		depth:       f.Int("io-depth", 0, "reads at a drive at once (default: found while loading)"),
 		cap:         f.Int("cap", 0, "experts per layer that stay in RAM (default: as many as fit)"),
+		policy:      f.String("policy", "", "which experts leave RAM: "+strings.Join(tiers.Policies(), ", ")+" (default "+tiers.DefaultPolicy+")"),
 		storage:     f.String("storage", "slab", "how experts are read: slab (direct I/O by io_uring), pread or mmap"),
 		noSlab:      f.Bool("no-slab", false, "do not use the slab beside the model"),
 		threads:     f.Int("threads", 0, "threads that compute (default: all cores)"),
@@ -131,6 +134,10 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 	o = engine.Options{Cap: *m.cap, Depth: *m.depth, NoSlab: *m.noSlab, Threads: *m.threads, Chunk: *m.chunk, Ctx: *m.ctx}
 	if o.Storage, err = storage.ParseMode(*m.storage); err != nil {
 		return o, usagef("--storage: %v", err)
+	}
+	o.Policy = *m.policy
+	if err = tiers.CheckPolicy(o.Policy); err != nil {
+		return o, usagef("--policy: %v", err)
 	}
 	if o.KV, err = backends.ParseKV(*m.kv); err != nil {
 		return o, usagef("--kv: %v", err)

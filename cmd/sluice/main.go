@@ -52,6 +52,7 @@ func commands() []command {
 		{"inspect", "[MODEL]", "describe a model from its headers", inspectCommand},
 		{"pack", "[MODEL] [-o OUT.slab]", "pack a model so that one read brings an expert", packCommand},
 		{"verify", "[MODEL]", "read a model whole and name every expert or tensor that is bad", verifyCommand},
+		{"replay", "TRACE.csv", "say what each policy would have kept, from a trace and without its model", replayCommand},
 		{"synth", "-o FILE --size 8GiB", "write a valid random model of a given size", synthCommand},
 		{"bench", "storage [MODEL|FILE]", "measure a drive by the way that experts take", benchCommand},
 	}

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"sluice/cmd/engine"
+	"sluice/internal/atomicfile"
 	"sluice/moe"
 	"sluice/moe/chat"
 	"sluice/tiers"
@@ -89,6 +93,7 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	prompt := m.set.StringP("prompt", "p", "", "the text to continue; special tokens in it are parsed")
 	file := m.set.StringP("file", "f", "", "read the text from a file, - for standard input")
 	n := m.set.IntP("tokens", "n", 128, "most tokens to generate; -1: until the context is full")
+	trace := m.set.String("trace", "", "write what the routers choose to this file, for replay")
 	asChat := m.set.Bool("chat", false, "put the text as a user's message into the model's chat template")
 	sampling := newSamplingFlags(m)
 	if err := m.parse(args); err != nil {
@@ -136,6 +141,13 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	var record *atomicfile.File
+	if *trace != "" { // before what takes long
+		if record, err = atomicfile.Create(*trace); err != nil {
+			return fmt.Errorf("--trace: %w", err)
+		}
+		defer record.Abort() // of what was not committed
+	}
 	opened = true
 	e, err := m.load(ctx, s, p)
 	if err != nil {
@@ -143,7 +155,20 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	}
 	defer e.Close()
 	defer drives(s, e)
-	return generate(ctx, s, e, m, moe.NewSampler(sample, e.Spec.Vocab), ids, *n)
+	sampler := moe.NewSampler(sample, e.Spec.Vocab)
+	if record == nil {
+		return generate(ctx, s, e, m, sampler, ids, *n, func() {})
+	}
+	t := tiers.NewTraceWriter(record, e.TraceHeader(filepath.Base(o.Path)))
+	e.Model.Trace(t)
+	err = generate(ctx, s, e, m, sampler, ids, *n, t.Decodes)
+	if err != nil && !errors.Is(err, errInterrupted) {
+		return err
+	}
+	if terr := cmp.Or(t.Err(), record.Commit()); terr != nil {
+		return fmt.Errorf("--trace: %w", terr)
+	}
+	return err
 }
 
 func givenOr(m *modelFlags, flag string) string {
@@ -213,7 +238,7 @@ func chatText(p *engine.Plan, text string) (string, error) {
 }
 
 // generate runs the loop, streams the text and prints the summary.
-func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, sampler *moe.Sampler, ids []int32, n int) error {
+func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, sampler *moe.Sampler, ids []int32, n int, decodes func()) error {
 	decoder := e.Tokens.NewDecoder(false)
 	var text strings.Builder
 	put := func(t string) error {
@@ -226,12 +251,15 @@ func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, s
 	}
 	prefill := e.Cache.Stats()
 	r, err := moe.Generate(ctx, e.Model, sampler, moe.Generation{
-		Prompt:  ids,
-		Tokens:  n,
-		Ctx:     e.Config.Ctx,
-		Stop:    e.Tokens.IsStop,
-		Emit:    func(id int32) error { return put(decoder.Add(id)) },
-		Decodes: func() { prefill = e.Cache.Stats() },
+		Prompt: ids,
+		Tokens: n,
+		Ctx:    e.Config.Ctx,
+		Stop:   e.Tokens.IsStop,
+		Emit:   func(id int32) error { return put(decoder.Add(id)) },
+		Decodes: func() {
+			prefill = e.Cache.Stats()
+			decodes()
+		},
 	})
 	if err != nil {
 		return err
