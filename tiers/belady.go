@@ -42,10 +42,10 @@ type belady struct {
 	batch []int32
 }
 
-func (o *belady) begin() {
+func (o *belady) end() {
 	for _, i := range o.batch {
 		if o.b.resident[i] {
-			o.add(i)
+			o.enter(i)
 		}
 	}
 	o.batch = o.batch[:0]
@@ -58,7 +58,7 @@ func (o *belady) use(i int32, first bool) {
 	}
 }
 
-func (o *belady) add(i int32) {
+func (o *belady) enter(i int32) {
 	now := int(o.b.batch) - 1
 	for o.at[i] < o.from[i+1] && o.uses[o.at[i]] <= now {
 		o.at[i]++

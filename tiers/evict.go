@@ -56,7 +56,7 @@ func (k *kept) remove(key Key) {
 	k.policy.Remove(key)
 }
 
-// removeVictim takes out who is to leave, nil if all are in use.
+// removeVictim takes out who is to leave, nil if the step uses all.
 func (k *kept) removeVictim() *slot {
 	key, ok := k.policy.Victim()
 	if !ok {
@@ -163,8 +163,7 @@ func (s *Step) claim() *slot {
 }
 
 // settle gives what the step has loaded its place, and lets go of what is above
-// the cap: what the policy wants least, and of the step's own experts, if it
-// comes to that, the first in the order that Begin was given.
+// the cap, which may be what the step has just used.
 func (s *Step) settle() {
 	cl := s.class
 	for i := range s.items {
@@ -187,15 +186,9 @@ func (s *Step) settle() {
 			cl.kept.put(sl)
 		}
 	}
-	own := 0
+	cl.kept.policy.End()
 	for cl.kept.n > cl.size.Keep || cl.kept.policy.Over() {
 		sl := cl.kept.removeVictim()
-		for ; sl == nil; own++ {
-			key := Key{Layer: s.layer, Expert: s.items[own].expert}
-			if sl, _ = cl.kept.peek(key); sl != nil {
-				cl.kept.remove(key)
-			}
-		}
 		s.c.evicted(sl)
 		cl.free = append(cl.free, sl)
 		if cl.slotBytes == 0 {

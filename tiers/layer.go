@@ -23,23 +23,20 @@ func newSliced(b *books, newOrder func() order) *sliced {
 func (p *sliced) slice() int64 { return p.budget / p.moe }
 
 func (p *sliced) Begin(layer, _ int) {
-	if p.batch > 0 {
-		p.orders[p.layer].begin()
-	}
+	p.End()
 	p.begin(layer)
+}
+
+func (p *sliced) End() {
+	if p.open {
+		p.open = false
+		p.orders[p.layer].end()
+	}
 }
 
 func (p *sliced) Use(k Key, _ int) {
 	i := p.number(k)
 	p.orders[k.Layer].use(i, p.use(i))
-}
-
-func (p *sliced) Add(k Key) {
-	i := p.number(k)
-	if !p.resident[i] {
-		p.enter(i)
-		p.orders[k.Layer].add(i)
-	}
 }
 
 func (p *sliced) Remove(k Key) {

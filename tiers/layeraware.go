@@ -42,6 +42,7 @@ type layerAware struct {
 	using   []int32      // experts of the batch
 	single  bool         // the batch is of one position
 	pos     int          // of the batch's last use, -1 before the first
+	moe     int          // MoE layers
 	decoded int          // layer of the last batch of one position
 
 	weight memories
@@ -72,8 +73,8 @@ type memories [numMemories]float64
 // Tuned on the traces of the tests and on synthetic ones, where all that is near
 // does as well: see RATIONALE.md.
 var (
-	halfLife    = [fading]float64{last: 1. / 3, fast: 3, middle: 30, long: 1000, prompt: 30, near: 3}
-	firstWeight = memories{last: .05, fast: .1, middle: .01, long: .005, prompt: .002, near: .02, guess: .3, history: .5, anything: .004}
+	halfLife    = [fading]float64{last: 1. / 3, fast: 3, middle: 30, long: 1000, prompt: 20, near: 3}
+	firstWeight = memories{last: .03, fast: .1, middle: .01, long: .01, prompt: .002, near: .005, guess: .3, history: .5, anything: .004}
 )
 
 const (
@@ -83,10 +84,13 @@ const (
 	// manyTicks bounds the table of fades; longer times are computed.
 	manyTicks = 64
 	// experience is how much the first weights count: as if each memory had stood
-	// at 1 for so many experts and tokens.
-	experience = 100
+	// at 1 for so many experts of each layer.
+	experience = 3
+	// unused is how many experts of a layer there are for each that a token uses,
+	// near enough.
+	unused = 32
 	// keep is what a token leaves of the experience before it.
-	keep = .99
+	keep = .9
 	// forgotten is where a memory becomes 0: far below what a weight can raise.
 	forgotten = 1e-6
 )
@@ -106,12 +110,13 @@ type awareLayer struct {
 	stale   bool     // rank is by what was known before this layer's last batch
 }
 
-// prior is the experience of the first weights.
-func prior(m int) float64 {
+// prior is the experience of the first weight of a memory.
+func (p *layerAware) prior(m int) float64 {
+	n := experience * float64(p.moe)
 	if m == anything {
-		return experience * 32 // it stands at 1 for all experts, of which a token uses a part
+		n *= unused // it stands at 1 for all experts
 	}
-	return experience
+	return n
 }
 
 func newLayerAware(b *books, rate func(Key) float64) *layerAware {
@@ -128,13 +133,16 @@ func newLayerAware(b *books, rate func(Key) float64) *layerAware {
 	widest := 0
 	for l, layer := range b.layers {
 		widest = max(widest, layer.Experts)
+		if layer.Experts > 0 {
+			p.moe++
+		}
 		p.rank[l] = &ranking{at: all.at, heap: make([]ranked, 0, layer.Experts)}
 		p.of[l].stood[anything] = float64(layer.Experts)
 	}
 	p.using, p.near = make([]int32, 0, widest), make([]int32, 0, widest)
 	for m := range numMemories {
-		p.stood[m] = prior(m)
-		p.given[m] = prior(m) * firstWeight[m]
+		p.stood[m] = p.prior(m)
+		p.given[m] = p.prior(m) * firstWeight[m]
 	}
 	for d := range manyTicks {
 		for m := range fading {
@@ -143,7 +151,11 @@ func newLayerAware(b *books, rate func(Key) float64) *layerAware {
 	}
 	if rate != nil {
 		for i, k := range b.keys {
-			h := min(max(rate(k), 0), 1)
+			h := rate(k)
+			if !(h > 0) { // a NaN too
+				continue
+			}
+			h = min(h, 1)
 			p.experts[i].history = float32(h)
 			p.of[k.Layer].stood[history] += h
 		}
@@ -214,12 +226,7 @@ func (p *layerAware) rankOf(i int32) rank {
 }
 
 func (p *layerAware) Begin(layer, positions int) {
-	for _, i := range p.using { // those of the last batch may leave again
-		if p.resident[i] {
-			p.rank[p.books.layer].set(i, p.rankOf(i))
-		}
-	}
-	p.using = p.using[:0]
+	p.End()
 	p.begin(layer)
 	l := &p.of[layer]
 	l.batches++
@@ -239,10 +246,20 @@ func (p *layerAware) Begin(layer, positions int) {
 	l.guesses = 0
 }
 
+func (p *layerAware) End() {
+	p.open = false
+	for _, i := range p.using {
+		if p.resident[i] {
+			p.rank[p.layer].set(i, p.rankOf(i))
+		}
+	}
+	p.using = p.using[:0]
+}
+
 // learn settles the weights, once a token.
 func (p *layerAware) learn() {
 	for m := range numMemories {
-		stood := prior(m)
+		stood := p.prior(m)
 		given := stood * firstWeight[m]
 		p.stood[m] = stood + float64((p.stood[m]-stood)*keep)
 		p.given[m] = given + float64((p.given[m]-given)*keep)
@@ -290,13 +307,6 @@ func (p *layerAware) share(x *aware, sum float64, guessed bool) {
 	}
 }
 
-func (p *layerAware) Add(k Key) {
-	if i := p.number(k); !p.resident[i] {
-		p.enter(i)
-		p.rank[k.Layer].set(i, p.rankOf(i))
-	}
-}
-
 func (p *layerAware) Remove(k Key) {
 	i := p.number(k)
 	p.leave(i)
@@ -337,7 +347,7 @@ func (p *layerAware) Resize(budget int64) { p.budget = budget }
 
 // Scores remembers as many near misses as there were uses.
 func (p *layerAware) Scores(scores []float32) {
-	if !p.single || len(scores) != p.layers[p.layer].Experts {
+	if !p.open || !p.single || len(scores) != p.layers[p.layer].Experts {
 		return
 	}
 	from, l := p.first[p.layer], &p.of[p.layer]

@@ -21,10 +21,10 @@ func (o *lfu) sibling() *lfu {
 	return &lfu{b: o.b, count: o.count, last: o.last, rank: &ranking{at: o.rank.at}}
 }
 
-func (o *lfu) begin() {
+func (o *lfu) end() {
 	for _, i := range o.batch {
 		if o.b.resident[i] {
-			o.add(i)
+			o.enter(i)
 		}
 	}
 	o.batch = o.batch[:0]
@@ -41,7 +41,7 @@ func (o *lfu) use(i int32, first bool) {
 	o.batch = append(o.batch, i)
 }
 
-func (o *lfu) add(i int32)    { o.rank.set(i, rank{float64(o.count[i]), o.last[i]}) }
+func (o *lfu) enter(i int32)  { o.rank.set(i, rank{float64(o.count[i]), o.last[i]}) }
 func (o *lfu) remove(i int32) { o.rank.remove(i) }
 
 func (o *lfu) victim() (int32, bool) {

@@ -17,7 +17,7 @@ func newLRU(b *books) *lru {
 	return &lru{b, list}
 }
 
-func (o *lru) begin() {}
+func (o *lru) end() {}
 
 func (o *lru) use(i int32, _ bool) {
 	if _, ok := o.list.Get(i); !ok {
@@ -25,7 +25,6 @@ func (o *lru) use(i int32, _ bool) {
 	}
 }
 
-func (o *lru) add(i int32)    { o.list.Add(i, struct{}{}) }
 func (o *lru) remove(i int32) { o.list.Remove(i) }
 
 func (o *lru) victim() (int32, bool) {

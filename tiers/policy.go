@@ -7,13 +7,13 @@ import (
 )
 
 // A Policy says which experts leave memory. It sees keys, sizes and hints,
-// never bytes, and keeps its own books of what is resident: Use and Add enter
-// an expert, Remove takes it out. The same calls give the same victims on
+// never bytes, and keeps its own books of what is resident: Use enters an
+// expert, Remove takes it out. The same calls give the same victims on
 // every run; ties are broken by key. One goroutine uses it. After its first
 // rounds a policy allocates nothing, but for the entries of golang-lru.
 //
-// A batch is one layer's call for some positions, from Begin to the next
-// Begin. What it uses is never a victim as long as it lasts.
+// A batch is one layer's call for some positions, from Begin to End or to the
+// next Begin. What it uses is never a victim as long as it lasts.
 type Policy interface {
 	// Begin starts a batch of a layer.
 	Begin(layer, positions int)
@@ -23,8 +23,8 @@ type Policy interface {
 	// router's order; k may come again with another position.
 	Use(k Key, pos int)
 
-	// Add enters an expert that is resident without having been used.
-	Add(k Key)
+	// End ends the batch: what it used may be a victim.
+	End()
 
 	// Remove says that k, which is resident, has left.
 	Remove(k Key)
@@ -125,6 +125,7 @@ type books struct {
 	first    []int32 // by layer: the number of its expert 0
 	keys     []Key   // by number
 	resident []bool
+	open     bool     // a batch has begun and not ended
 	batch    uint64   // counts Begins, from 1
 	usedBy   []uint64 // the last batch that used each expert
 	layer    int      // of the batch
@@ -181,35 +182,28 @@ func (b *books) number(k Key) int32 {
 
 func (b *books) begin(layer int) {
 	b.batch++
-	b.layer = layer
+	b.open, b.layer = true, layer
 }
 
-// inBatch says whether the batch uses expert i.
-func (b *books) inBatch(i int32) bool { return b.usedBy[i] == b.batch && b.batch > 0 }
+// inBatch says whether the batch, if there is one, uses expert i.
+func (b *books) inBatch(i int32) bool { return b.open && b.usedBy[i] == b.batch }
 
 // use enters a use and says whether it is the batch's first of this expert. It
 // panics if the expert is not of the batch's layer.
 func (b *books) use(i int32) (first bool) {
-	if int(b.keys[i].Layer) != b.layer || b.batch == 0 {
+	if int(b.keys[i].Layer) != b.layer || !b.open {
 		panic(fmt.Sprintf("tiers: the policy is told that a batch of layer %d uses %v", b.layer, b.keys[i]))
 	}
-	b.enter(i)
+	if !b.resident[i] {
+		b.resident[i] = true
+		b.bytes += b.layers[b.layer].Bytes
+		b.inLayer[b.layer] += b.layers[b.layer].Bytes
+	}
 	if b.inBatch(i) {
 		return false
 	}
 	b.usedBy[i] = b.batch
 	return true
-}
-
-// enter makes i resident.
-func (b *books) enter(i int32) {
-	if b.resident[i] {
-		return
-	}
-	b.resident[i] = true
-	l := b.keys[i].Layer
-	b.bytes += b.layers[l].Bytes
-	b.inLayer[l] += b.layers[l].Bytes
 }
 
 // leave panics if i is not resident.
@@ -224,11 +218,10 @@ func (b *books) leave(i int32) {
 }
 
 // An order ranks resident experts. It is told of a batch's uses as they come,
-// and when the next batch begins.
+// and when it is over.
 type order interface {
-	begin()                  // the batch that used it is over
+	end()                    // the batch is over
 	use(i int32, first bool) // first: the batch's first of i, which may be new
-	add(i int32)             // resident, not used
 	remove(i int32)          // i may be one that the batch uses
 	victim() (int32, bool)   // the first to leave that the batch does not use
 }
@@ -240,21 +233,20 @@ type shared struct {
 }
 
 func (p *shared) Begin(layer, _ int) {
-	p.order.begin()
+	p.End()
 	p.begin(layer)
+}
+
+func (p *shared) End() {
+	if p.open {
+		p.open = false
+		p.order.end()
+	}
 }
 
 func (p *shared) Use(k Key, _ int) {
 	i := p.number(k)
 	p.order.use(i, p.use(i))
-}
-
-func (p *shared) Add(k Key) {
-	i := p.number(k)
-	if !p.resident[i] {
-		p.enter(i)
-		p.order.add(i)
-	}
 }
 
 func (p *shared) Remove(k Key) {

@@ -108,3 +108,56 @@ func TestPublishedCurves(t *testing.T) {
 		})
 	}
 }
+
+// What the default policy has to be, on both traces (decode hits): at or above
+// lru and lfu everywhere, and layer wherever the budget holds one token cycle;
+// never 0 where belady is not; and within its budget.
+func TestLayerAwareOnTraces(t *testing.T) {
+	cycle := map[string]int64{"gpt-oss-120b": 1000, "gemma-4-26b": 750} // MiB
+	for _, model := range models {
+		t.Run(model, func(t *testing.T) {
+			tr := readTrace(t, model)
+			published := map[int64]map[string]float64{}
+			for _, p := range readCurve(t, model) {
+				if published[p.mib] == nil {
+					published[p.mib] = map[string]float64{}
+				}
+				published[p.mib][p.policy] = p.dec
+			}
+			for mib, at := range published {
+				p := mustPolicy(t, "layer-aware", tr, mib<<20)
+				r := newReplay(tr, p)
+				for _, b := range tr.Batches() {
+					r.run(b)
+					if r.bytes > mib<<20 && r.idle() {
+						t.Fatalf("%d MiB, batch %d: %d bytes are resident, and not all in use", mib, r.batch, r.bytes)
+					}
+				}
+				got := r.DecodeHitPercent()
+				for _, other := range []string{"lru", "lfu", "layer"} {
+					if other == "layer" && mib < cycle[model] {
+						continue
+					}
+					if got < at[other] {
+						t.Errorf("%d MiB: layer-aware %.3f, %s %.3f", mib, got, other, at[other])
+					}
+				}
+				if got == 0 && at["belady"] > 0 {
+					t.Errorf("%d MiB: nothing hits, belady %.3f", mib, at["belady"])
+				}
+				t.Logf("%5d MiB: layer-aware %.2f, lru %.2f, lfu %.2f, layer %.2f, layerlfu %.2f, belady %.2f: %.0f %% of the gap from lru to belady", mib,
+					got, at["lru"], at["lfu"], at["layer"], at["layerlfu"], at["belady"], 100*(got-at["lru"])/(at["belady"]-at["lru"]))
+			}
+		})
+	}
+}
+
+// idle says whether a resident expert is not one of the batch.
+func (r *replay) idle() bool {
+	for i, here := range r.resident {
+		if here && r.seen[i] != r.batch {
+			return true
+		}
+	}
+	return false
+}
