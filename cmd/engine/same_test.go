@@ -11,6 +11,7 @@ import (
 	"sluice/backends"
 	"sluice/moe"
 	"sluice/storage"
+	"sluice/tiers"
 )
 
 // An answer is all that a model says about a prompt and after it.
@@ -54,7 +55,7 @@ func (c *sameCase) check(t *testing.T, o Options) {
 }
 
 func options(o Options) string {
-	return fmt.Sprintf("cap %d, %v, %d threads, chunks of %d, kv %v", o.Cap, o.Storage, o.Threads, o.Chunk, o.KV)
+	return fmt.Sprintf("cap %d, policy %q, %v, %d threads, chunks of %d, kv %v", o.Cap, o.Policy, o.Storage, o.Threads, o.Chunk, o.KV)
 }
 
 // A token never depends on where its experts were, how they came there, how
@@ -66,6 +67,7 @@ func TestSameBits(t *testing.T) {
 		modes   = []storage.Mode{storage.Slab, storage.Pread, storage.MMap}
 		threads = []int{1, 2, 5}
 		chunks  = []int{1, 7, 64, 512}
+		names   = tiers.Policies()
 		kvs     = []backends.KVType{backends.KVF16, backends.KVF32, backends.KVQ8}
 	)
 	plain := Options{Cap: 32, Threads: 1, Chunk: 512} // slab, f16
@@ -98,6 +100,9 @@ func TestSameBits(t *testing.T) {
 			for _, v := range caps {
 				vary(func(o *Options) { o.Cap = v })
 			}
+			for _, v := range names {
+				vary(func(o *Options) { o.Policy, o.Cap = v, 2 })
+			}
 			for _, v := range modes {
 				vary(func(o *Options) { o.Storage, o.Cap = v, 4 })
 			}
@@ -117,6 +122,7 @@ func TestSameBits(t *testing.T) {
 		for i := range 24 {
 			o := Options{
 				Cap:     caps[rng.IntN(len(caps))],
+				Policy:  names[rng.IntN(len(names))],
 				Storage: modes[rng.IntN(len(modes))],
 				Threads: threads[rng.IntN(len(threads))],
 				Chunk:   chunks[rng.IntN(len(chunks))],
