@@ -47,7 +47,7 @@ func TestRunJSON(t *testing.T) {
 		}
 	}
 	for _, name := range []string{
-		"model", "cap", "storage", "threads", "chunk", "ctx", "kv", "temp", "top-k", "top-p", "min-p", "repeat-penalty", "seed", "tokens", "chat",
+		"model", "cap", "policy", "storage", "threads", "chunk", "ctx", "kv", "temp", "top-k", "top-p", "min-p", "repeat-penalty", "seed", "tokens", "chat",
 	} {
 		s := at(t, o, "settings", name)
 		if origin := at(t, s, "origin"); !slices.Contains([]any{"flag", "argument", "file", "default", "auto"}, origin) {
