@@ -3,6 +3,9 @@
 // on its way, what leaves. It knows keys and bytes, not files, routers or
 // arithmetic.
 //
+// A Policy says which experts leave the pool; package sim replays the routing
+// of a Trace through one without a model.
+//
 // There is one tier now, the LRU pool in RAM (Cache). The buckets of the
 // accounting are those of all tiers: vram, pinned, lru, miss.
 package tiers
