@@ -6,8 +6,10 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"sluice/backends"
+	"sluice/internal/arith"
 )
 
 // A step is work in equal items, which any worker may do in any order: an item
@@ -25,23 +27,35 @@ type pool struct {
 	kernels kernels
 	workers []*worker // the first is the caller's
 	ended   sync.WaitGroup
+	patience
+	done chan struct{} // the last worker's word to a caller that sleeps
 
 	// INVARIANT: written by the caller alone, between steps.
 	work  step
 	items int
 	grain int // items claimed at a time
 
+	// Each on a cache line of its own: who waits for one must not slow those who
+	// count on another.
+	_       [64]byte
 	turn    atomic.Uint32 // counts steps; a change starts one
-	next    atomic.Int64  // first item not claimed
-	pending atomic.Int32  // workers still in the step, and asleep if the caller waits on done
-	done    chan struct{}
+	_       [60]byte
+	next    atomic.Int64 // first item not claimed
+	_       [56]byte
+	pending atomic.Int32 // workers still in the step, and asleep if the caller waits on done
+	_       [60]byte
 
 	outOfRange atomic.Bool // an activation was NaN or above 2^50
+	broken     atomic.Bool // a share of this step has panicked: its items will never be done
 
 	mu    sync.Mutex // guards the rest
 	fault error      // first memory fault in the step
 	bug   any        // first other panic in the step
 }
+
+// asleep is added to pool.pending by a caller that goes to sleep. Being in the
+// same word as the count, it is seen by exactly one worker, the last of this step.
+const asleep = 1 << 30
 
 // A worker is one goroutine's part: its sleep and its scratch.
 type worker struct {
@@ -52,12 +66,36 @@ type worker struct {
 	_      [64]byte // keeps the next worker's flags off this one's cache line
 }
 
-// spins is how often a waiting goroutine looks before it sleeps: some 20 us,
-// more than the pause between the steps of a token, less than a read of a drive.
-const spins = 20000
+// patience is how a goroutine waits for another. It looks, first again and
+// again, longer than the pauses between most steps of a token. Then now and then
+// it lets other goroutines run, for one of them may be what the other waits for
+// (the one that reads experts has no thread to itself). Then it sleeps; to be
+// woken takes 10 us, in a virtual machine 100.
+type patience struct {
+	looks int // before it first yields
+	every int // looks from one yield to the next
+	most  int // looks before it sleeps
+}
+
+var (
+	alone   = patience{1 << 15, 1 << 12, 1 << 17} // some 20 us, 2 us, 100 us
+	crowded = patience{0, 1, 1 << 8}              // more workers than processors: who is waited for may need this one
+)
+
+// more is asked before look i of a wait, and says no when it is time to sleep.
+func (p *patience) more(i int) bool {
+	if i < p.looks || i%p.every != 0 {
+		return true
+	}
+	runtime.Gosched()
+	return i < p.most
+}
 
 func newPool(threads int, k kernels) *pool {
-	p := &pool{kernels: k, done: make(chan struct{}, 1)}
+	p := &pool{kernels: k, done: make(chan struct{}, 1), patience: alone}
+	if threads > runtime.GOMAXPROCS(0) {
+		p.patience = crowded
+	}
 	for i := range threads {
 		w := &worker{p: p, scratch: scratch{k: &p.kernels}, wake: make(chan struct{}, 1)}
 		p.workers = append(p.workers, w)
@@ -82,10 +120,12 @@ func (p *pool) do(s step, items, grain int) {
 		p.workers[0].share()
 	}
 	p.work = nil
-	if p.bug != nil {
-		bug := p.bug
-		p.bug = nil
-		panic(bug)
+	if p.broken.Load() {
+		p.broken.Store(false)
+		if bug := p.bug; bug != nil {
+			p.bug = nil
+			panic(bug)
+		}
 	}
 }
 
@@ -94,25 +134,17 @@ func (p *pool) start() {
 	p.pending.Store(int32(len(p.workers) - 1))
 	p.turn.Add(1)
 	for _, w := range p.workers[1:] {
-		if w.parked.CompareAndSwap(true, false) {
+		if w.parked.Load() && w.parked.CompareAndSwap(true, false) {
 			w.wake <- struct{}{}
 		}
 	}
 }
 
-// asleep is added to pending by a caller that goes to sleep. Both being one
-// number, a worker that is late to look cannot take the sleep of the next step
-// for that of its own.
-const asleep = 1 << 20
-
 // join waits until all of them are back.
 func (p *pool) join() {
-	for i := range spins {
+	for i := 0; p.more(i); i++ {
 		if p.pending.Load() == 0 {
 			return
-		}
-		if i&63 == 63 {
-			runtime.Gosched()
 		}
 	}
 	if p.pending.Add(asleep) != asleep {
@@ -130,7 +162,7 @@ func (w *worker) loop() {
 			return
 		}
 		w.share()
-		if p.pending.Add(-1) == asleep { // if it is 0, the next step may have begun: look at nothing more
+		if p.pending.Add(-1) == asleep {
 			p.done <- struct{}{}
 		}
 	}
@@ -138,12 +170,9 @@ func (w *worker) loop() {
 
 // await returns the number of the step that follows step seen.
 func (w *worker) await(seen uint32) uint32 {
-	for i := range spins {
+	for i := 0; w.p.more(i); i++ {
 		if t := w.p.turn.Load(); t != seen {
 			return t
-		}
-		if i&63 == 63 {
-			runtime.Gosched()
 		}
 	}
 	for {
@@ -151,12 +180,26 @@ func (w *worker) await(seen uint32) uint32 {
 		if w.p.turn.Load() == seen || !w.parked.CompareAndSwap(true, false) {
 			<-w.wake
 		}
-		// A start that was held up between its workers wakes one that has done
-		// its part of that step already, and has parked since: it parks again.
+		// A caller that was held up in start may wake who has done step seen already.
 		if t := w.p.turn.Load(); t != seen {
 			return t
 		}
 	}
+}
+
+// wait waits inside a step until others have counted n down to zero, which they
+// are about to do: items are claimed in order, and they claimed earlier ones.
+// It says false if that will never be, because a share has panicked.
+func (w *worker) wait(n *atomic.Int32) bool {
+	for i := 0; n.Load() > 0; i++ {
+		if w.p.broken.Load() {
+			return false
+		}
+		if !w.p.more(i) {
+			time.Sleep(50 * time.Microsecond) // its core is taken by another process: it shall have this one
+		}
+	}
+	return true
 }
 
 // share claims and runs items until none is left. Weights may be a view of a
@@ -174,6 +217,13 @@ func (w *worker) share() {
 	}
 }
 
+// saw notes the bits of the largest activation that a step met.
+func (w *worker) saw(top uint32) {
+	if top > arith.LargestBits {
+		w.p.outOfRange.Store(true)
+	}
+}
+
 // caught is deferred by share: it keeps what the share panicked with.
 func (w *worker) caught(panicOnFault bool) {
 	debug.SetPanicOnFault(panicOnFault)
@@ -182,6 +232,7 @@ func (w *worker) caught(panicOnFault bool) {
 		return
 	}
 	p := w.p
+	p.broken.Store(true)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if f, ok := r.(interface{ Addr() uintptr }); ok { // package debug, SetPanicOnFault
