@@ -8,12 +8,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"runtime/debug"
 	"time"
 
 	"sluice/backends"
 	"sluice/backends/cpu"
+	"sluice/internal/cores"
 	"sluice/internal/offheap"
 	"sluice/moe"
 	"sluice/moe/tokenizer"
@@ -30,7 +30,7 @@ type Options struct {
 	Storage storage.Mode
 	Depth   int       // reads at a drive at once; 0: found while loading
 	NoSlab  bool      // do not look for a slab beside the model
-	Threads int       // 0: every core that this process may use
+	Threads int       // 0: the physical cores that this process may use
 	Kernels cpu.Level // of the CPU backend; 0: the best that this CPU has
 	Chunk   int       // most positions of one forward pass; 0: 512
 	Ctx     int       // positions of the context; 0: what the model was trained for, at most 4096
@@ -94,8 +94,12 @@ func (p *Plan) prepare(o Options) (err error) {
 	p.set("kv", o.KV.String(), o.KV != backends.KVF16)
 	p.Config.Chunk = cmp.Or(o.Chunk, defaultChunk)
 	p.set("chunk", p.Config.Chunk, o.Chunk != 0)
-	p.Threads = cmp.Or(o.Threads, runtime.GOMAXPROCS(0))
-	p.set("threads", p.Threads, o.Threads != 0)
+	threads := Setting{Name: "threads", Value: o.Threads, Origin: FromFlag}
+	if o.Threads == 0 {
+		threads.Value, threads.Origin = cores.Physical(), FromAuto
+	}
+	p.Threads = threads.Value.(int)
+	p.Settings.Set(threads)
 	if p.Kernels, err = cpu.Choose(o.Kernels); err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 		policy:      f.String("policy", "", "which experts leave RAM: "+strings.Join(tiers.Policies(), ", ")+" (default "+tiers.DefaultPolicy+")"),
 		storage:     f.String("storage", "slab", "how experts are read: slab (direct I/O by io_uring), pread or mmap"),
 		noSlab:      f.Bool("no-slab", false, "do not use the slab beside the model"),
-		threads:     f.Int("threads", 0, "threads that compute (default: all cores)"),
+		threads:     f.Int("threads", 0, "threads that compute (default: the physical cores that this process may use)"),
 		chunk:       f.Int("chunk", 0, "most positions of one forward pass (default 512)"),
 		ctx:         f.Int("ctx", 0, "positions of the context (default: the model's, at most 4096)"),
 		kv:          f.String("kv", "f16", "numbers of the key-value cache: f16, f32 or q8"),
