@@ -64,7 +64,8 @@ const (
 	Minus             // term ((float(S)*w) - (float(M)*m))*d
 )
 
-var layouts = map[Type]layout{
+// layouts by type; what is no type has no elements.
+var layouts = [...]layout{
 	F32: {"F32", 1, 4, 0, Float}, F16: {"F16", 1, 2, 0, Float}, BF16: {"BF16", 1, 2, 0, Float},
 	Q4_0: {"Q4_0", 32, 18, 32, Plain}, Q4_1: {"Q4_1", 32, 20, 32, Plus},
 	Q5_0: {"Q5_0", 32, 22, 32, Plain}, Q5_1: {"Q5_1", 32, 24, 32, Plus},
@@ -83,25 +84,32 @@ var layouts = map[Type]layout{
 }
 
 // Known says whether the type is one of the above.
-func (t Type) Known() bool { _, ok := layouts[t]; return ok }
+func (t Type) Known() bool { return t.layout().elems > 0 }
+
+func (t Type) layout() (l layout) {
+	if int(t) < len(layouts) {
+		l = layouts[t]
+	}
+	return l
+}
 
 // String is the type's name in the GGML ecosystem, such as Q4_K.
 func (t Type) String() string {
-	if l, ok := layouts[t]; ok {
-		return l.name
+	if t.Known() {
+		return t.layout().name
 	}
 	return fmt.Sprintf("type %d", uint32(t))
 }
 
 // Block gives the elements and the bytes of one block; 0, 0 if unknown.
-func (t Type) Block() (elems, bytes int) { l := layouts[t]; return l.elems, l.bytes }
+func (t Type) Block() (elems, bytes int) { l := t.layout(); return l.elems, l.bytes }
 
 // RowBytes gives the size of n elements, a whole number of blocks, in bytes.
-func (t Type) RowBytes(n int) int { l := layouts[t]; return n / l.elems * l.bytes }
+func (t Type) RowBytes(n int) int { l := t.layout(); return n / l.elems * l.bytes }
 
 // ActBlock gives the elements of the activation block that a row of this type
 // is multiplied with: 32 or 256; 0 for float rows and data.
-func (t Type) ActBlock() int { return layouts[t].act }
+func (t Type) ActBlock() int { return t.layout().act }
 
 // Kind says how a row of this type is multiplied.
-func (t Type) Kind() Kind { return layouts[t].kind }
+func (t Type) Kind() Kind { return t.layout().kind }
