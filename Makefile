@@ -43,7 +43,7 @@ bench-cpu:
 	$(GO) run $(BUILD) ./cmd/bench-cpu $(BENCHFLAGS)
 
 # The groups of kernels, each a .s file and its stubs. ASM is where they go.
-KERNELS := floats rows256 rows512 tiles256 tiles512
+KERNELS := floats rows256 rows512 tiles256 tiles512 vectors attention
 ASM     ?= backends/cpu
 
 generate:

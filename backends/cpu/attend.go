@@ -25,13 +25,17 @@ type attendStep struct {
 // attendRun bounds the queries of an item: each needs the scores of all keys.
 const attendRun = 8
 
+// keyBlock is the keys, or values, that are decoded together: with heads of 128
+// they are 16 KiB, and stay in a core's first cache for all queries of a run.
+const keyBlock = 32
+
 // attendScratch is a worker's memory for a run.
 type attendScratch struct {
-	q       []float32          // [attendRun, keyDim] cleaned
-	score   []float32          // [attendRun, positions]
-	key     []float32          // [keyDim] or [valueDim]
-	sum     []float32          // [attendRun, valueDim] of a chunk
-	inverse [attendRun]float32 // of each sum of e
+	q     []float32 // [attendRun, keyDim] cleaned
+	score []float32 // [attendRun, stride]
+	rows  []float32 // [keyBlock, keyDim or valueDim]
+	sum   []float32 // [attendRun, valueDim] of a chunk
+	sums  []int32   // of codes, when a key or value is quantized
 }
 
 // Attend computes y [n, heads*valueDim] from queries q [n, heads*keyDim]: row i
@@ -66,73 +70,76 @@ func (b *Backend) Attend(y, q backends.Vec, kv backends.KV, layer, pos int, scal
 
 func (t *attendScratch) grow(s *backends.KVShape) {
 	t.q = grown(t.q, attendRun*s.KeyDim)
-	t.score = grown(t.score, attendRun*s.Positions)
-	t.key = grown(t.key, max(s.KeyDim, s.ValueDim))
+	t.score = grown(t.score, attendRun*scoreStride(s))
+	t.rows = grown(t.rows, keyBlock*max(s.KeyDim, s.ValueDim))
 	t.sum = grown(t.sum, attendRun*s.ValueDim)
 }
 
+// scoreStride is the room of a query's scores, which come 16 at a time.
+func scoreStride(s *backends.KVShape) int { return (s.Positions + 15) &^ 15 }
+
 func (a *attendStep) run(w *worker, lo, hi int) {
+	k := w.k.cacheFor(&a.c.shape)
 	for ; lo < hi; lo++ {
 		first := lo % a.runs * a.perRun
-		if !a.one(&w.attend, lo/a.runs, first, min(a.perRun, a.queries-first)) {
-			w.p.outOfRange.Store(true)
+		a.one(w, k, lo/a.runs, first, min(a.perRun, a.queries-first))
+	}
+}
+
+// one does n queries of key-value head h, from number first.
+func (a *attendStep) one(w *worker, k *cacheKernels, h, first, n int) {
+	t := &w.attend
+	kd, vd, stride := a.c.shape.KeyDim, a.c.shape.ValueDim, scoreStride(&a.c.shape)
+	for i := range n {
+		at := a.head(h, first+i) * kd
+		w.saw(w.k.cleanTo(t.q[i*kd:(i+1)*kd], a.q[at:at+kd], arith.TinyBits))
+	}
+	all := a.keys(first + n - 1) // later queries see no fewer keys
+	for b, from := 0, 0; b < all; b += keyBlock {
+		keys := a.c.k.get(k, a.c.row(a.layer, h, b), min(keyBlock, all-b), t.rows)
+		for a.keys(first+from) <= b {
+			from++
+		}
+		for i := from; i < n; i++ {
+			k.scores(t.score[i*stride+b:][:len(keys)/kd], t.q[i*kd:(i+1)*kd], keys, a.scale)
+		}
+	}
+	for i := range n {
+		w.k.softmax(t.score[i*stride : i*stride+a.keys(first+i)])
+	}
+	for c := 0; c < all; c += arith.Chunk {
+		from := 0
+		for a.keys(first+from) <= c {
+			from++
+		}
+		for i := from; i < n; i++ {
+			clear(a.part(t, c, h, first, i))
+		}
+		for b := c; b < min(c+arith.Chunk, all); b += keyBlock {
+			rows := min(keyBlock, all-b)
+			values := a.c.v.get(k, a.c.row(a.layer, h, b), rows, t.rows)
+			for i := from; i < n; i++ {
+				if seen := min(rows, a.keys(first+i)-b); seen > 0 {
+					k.weigh(a.part(t, c, h, first, i), t.score[i*stride+b:][:seen], values)
+				}
+			}
+		}
+		for i := from; i < n && c > 0; i++ {
+			at := a.head(h, first+i) * vd
+			w.k.add(a.y[at:at+vd], t.sum[i*vd:(i+1)*vd])
 		}
 	}
 }
 
-// one does n queries of key-value head h, from number first. It says false if a
-// query is NaN or above 2^50.
-func (a *attendStep) one(t *attendScratch, h, first, n int) (good bool) {
-	kd, vd, stride := a.c.shape.KeyDim, a.c.shape.ValueDim, a.c.shape.Positions
-	good = true
-	for i := range n {
-		at := a.head(h, first+i) * kd
-		good = cleanTo(t.q[i*kd:(i+1)*kd], a.q[at:at+kd]) && good
+// part is where the sum of a chunk is formed: the first of them in y, since a
+// sum that starts at +0 is never -0.
+func (a *attendStep) part(t *attendScratch, chunk, h, first, i int) []float32 {
+	vd := a.c.shape.ValueDim
+	if chunk > 0 {
+		return t.sum[i*vd : (i+1)*vd]
 	}
-	// Scores of all keys, then e and 1/sum of e. Later queries see no fewer keys.
-	all := a.keys(first + n - 1)
-	for k, from := 0, 0; k < all; k++ {
-		for a.keys(first+from) <= k {
-			from++
-		}
-		key := a.c.k.get(a.c.row(a.layer, h, k), t.key)
-		for i := from; i < n; i++ {
-			var l [16]float32
-			dotLanes(&l, key, t.q[i*kd:(i+1)*kd])
-			t.score[i*stride+k] = float32(arith.Tree16(&l) * a.scale)
-		}
-	}
-	for i := range n {
-		t.inverse[i] = arith.ExpSum(t.score[i*stride : i*stride+a.keys(first+i)])
-	}
-	for c := 0; c < all; c += arith.Chunk {
-		clear(t.sum[:n*vd])
-		from := 0
-		for k := c; k < min(c+arith.Chunk, all); k++ {
-			for a.keys(first+from) <= k {
-				from++
-			}
-			v := a.c.v.get(a.c.row(a.layer, h, k), t.key)
-			for i := from; i < n; i++ {
-				addScaled(t.sum[i*vd:(i+1)*vd], float32(t.score[i*stride+k]*t.inverse[i]), v)
-			}
-		}
-		for i := range n {
-			if a.keys(first+i) <= c {
-				continue
-			}
-			at := a.head(h, first+i) * vd
-			y, sum := a.y[at:at+vd], t.sum[i*vd:(i+1)*vd]
-			if c == 0 {
-				copy(y, sum)
-				continue
-			}
-			for j, s := range sum {
-				y[j] += s
-			}
-		}
-	}
-	return good
+	at := a.head(h, first+i) * vd
+	return a.y[at : at+vd]
 }
 
 // head is the place of a query in q and y, counted in heads.
@@ -142,23 +149,3 @@ func (a *attendStep) head(h, query int) int {
 
 // keys is the number of keys that a query sees.
 func (a *attendStep) keys(query int) int { return a.pos + query/a.group + 1 }
-
-// addScaled is y = y + p*v.
-func addScaled(y []float32, p float32, v []float32) {
-	n := len(y) &^ 7
-	v = v[:len(y)]
-	for i := 0; i < n; i += 8 {
-		y, v := (*[8]float32)(y[i:]), (*[8]float32)(v[i:])
-		y[0] += float32(p * v[0])
-		y[1] += float32(p * v[1])
-		y[2] += float32(p * v[2])
-		y[3] += float32(p * v[3])
-		y[4] += float32(p * v[4])
-		y[5] += float32(p * v[5])
-		y[6] += float32(p * v[6])
-		y[7] += float32(p * v[7])
-	}
-	for i := n; i < len(y); i++ {
-		y[i] += float32(p * v[i])
-	}
-}

@@ -26,16 +26,15 @@ type Backend struct {
 
 	// Scratch of the steps, grown when a larger batch comes, else reused.
 	in          inputs // of MatMul, and of an expert's gate and up
-	hidden      inputs // of an expert's down
-	gate, up    []float32
 	products    products
 	preparation preparation
 	norm        normStep
 	rope        ropeStep
 	store       storeStep
 	attend      attendStep
-	gated       gatedStep
+	experts     expertStep
 	sum         combineStep
+	add         addStep
 	embed       embedStep
 	scan        scanStep
 }

@@ -164,6 +164,23 @@ func TestMappedFileCutShort(t *testing.T) {
 		if err := b.Read(want, y); err != nil {
 			t.Fatalf("threads=%d: after the fault, whole weights give %v", threads, err)
 		}
+		// Shares that wait for another's, which will never be done.
+		for whole := range 3 {
+			m := [3]backends.Matrix{}
+			for i := range m {
+				m[i] = backends.Matrix{Type: quant.Q8_0, Rows: rows, Cols: rows, Data: mapped[:len(mapped)/2]}
+				if i == whole {
+					m[i].Data = data[:len(data)/2]
+				}
+			}
+			job := backends.Job{Expert: backends.Expert{Gate: m[0], Up: m[1], Down: m[2]}, Rows: []int32{0, 2, 5}}
+			out, _ := b.NewVec(6, rows)
+			out.SetLen(6)
+			b.ExpertGroup(out, 2, []backends.Job{job, job}, y)
+			if err := b.Read(make([]float32, 6*rows), out); err == nil || !strings.Contains(err.Error(), "mapped model file could not be read") {
+				t.Fatalf("threads=%d: after an expert that was cut short Read says %v", threads, err)
+			}
+		}
 		b.Embed(x, backends.Matrix{Type: quant.Q8_0, Rows: rows, Cols: cols, Data: mapped}, []int32{511})
 		if err := b.Read(make([]float32, cols), x); err == nil {
 			t.Errorf("threads=%d: Embed of a row beyond the end gives no error", threads)

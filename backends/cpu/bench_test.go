@@ -33,24 +33,3 @@ func BenchmarkMatMul(b *testing.B) {
 		}
 	}
 }
-
-// BenchmarkAttend is one position of 32 heads over 8 key-value heads of 128, one thread.
-func BenchmarkAttend(b *testing.B) {
-	for _, typ := range []backends.KVType{backends.KVF16, backends.KVF32, backends.KVQ8} {
-		b.Run(fmt.Sprintf("kv=%v/keys=2048", typ), func(b *testing.B) {
-			be := open(b, 1)
-			s := backends.KVShape{Layers: 1, Positions: 2048, Heads: 8, KeyDim: 128, ValueDim: 128, Type: typ}
-			kv, err := be.NewKV(s)
-			if err != nil {
-				b.Fatal(err)
-			}
-			q, _ := be.NewVec(1, 32*128)
-			y, _ := be.NewVec(1, 32*128)
-			q.SetLen(1)
-			b.SetBytes(s.Bytes())
-			for b.Loop() {
-				be.Attend(y, q, kv, 0, 2047, 0.1)
-			}
-		})
-	}
-}

@@ -39,24 +39,16 @@ func (b *Backend) Combine(x, out backends.Vec, k int, weights []float32, shared 
 	*s = combineStep{}
 }
 
-func (s *combineStep) run(_ *worker, lo, hi int) {
+func (s *combineStep) run(w *worker, lo, hi int) {
 	lo, hi = lo*combineRun, min(hi*combineRun, len(s.x))
 	for lo < hi {
 		row, col := lo/s.dim, lo%s.dim
 		n := min(hi-lo, s.dim-col) // the part of one row
-		w := s.weights[row*s.k : (row+1)*s.k]
-		for i := range n {
-			var y float32
-			at := row*s.k*s.dim + col + i
-			for _, f := range w {
-				y += float32(f * s.out[at])
-				at += s.dim
-			}
-			if s.shared != nil {
-				y += s.shared[lo+i]
-			}
-			s.x[lo+i] += y
+		shared := s.shared
+		if shared != nil {
+			shared = shared[lo : lo+n]
 		}
+		w.k.combine(s.x[lo:lo+n], s.out[row*s.k*s.dim+col:], s.dim, s.weights[row*s.k:(row+1)*s.k], shared)
 		lo += n
 	}
 }
@@ -67,8 +59,16 @@ func (b *Backend) Add(x, y backends.Vec) {
 	if to.dim != from.dim || to.n != from.n {
 		panic(fmt.Sprintf("backends/cpu: Add: x [%d, %d], y [%d, %d]", to.n, to.dim, from.n, from.dim))
 	}
-	a := to.rows()
-	for i, v := range from.rows() {
-		a[i] += v
-	}
+	s := &b.add
+	*s = addStep{to.rows(), from.rows()}
+	b.do("Add", s, (len(s.x)+combineRun-1)/combineRun, 16)
+	*s = addStep{}
+}
+
+// addStep is x = x + y; an item is combineRun floats.
+type addStep struct{ x, y []float32 }
+
+func (s *addStep) run(w *worker, lo, hi int) {
+	lo, hi = lo*combineRun, min(hi*combineRun, len(s.x))
+	w.k.add(s.x[lo:hi], s.y[lo:hi])
 }

@@ -35,14 +35,12 @@ func (b *Backend) Embed(x backends.Vec, table backends.Matrix, ids []int32) {
 	b.embed = embedStep{}
 }
 
-func (s *embedStep) run(_ *worker, lo, hi int) {
+func (s *embedStep) run(w *worker, lo, hi int) {
 	bytes := s.table.Type.RowBytes(s.dim)
 	for i := lo; i < hi; i++ {
 		x, at := s.x[i*s.dim:(i+1)*s.dim], int(s.ids[i])*bytes
 		quant.Dequantize(s.table.Type, x, s.table.Data[at:at+bytes])
-		for j, f := range x {
-			x[j] = arith.Clean(f)
-		}
+		w.k.cleanTo(x, x, arith.TinyBits)
 	}
 }
 

@@ -2,22 +2,107 @@ package cpu
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"sluice/backends"
-	"sluice/internal/arith"
 )
 
-// gatedStep is gate = SiLU(gate)*up; an item is gatedRun floats.
-type gatedStep struct{ gate, up []float32 }
+// expertStep is a group of experts, from x to their outputs, as one step. Its
+// items come in three runs, each in the order of the jobs: rows of gate and up,
+// stretches of hidden = SiLU(gate)*up in the form that down needs, rows of down. An
+// item waits for those of its own job in the run before. They are claimed in
+// order, so they are done or being done, and a worker has something else
+// to do unless the step is at its end.
+type expertStep struct {
+	first, last products // gate and up of each job; down of each job
+	jobs        []expertJob
+	stretches   int // of all jobs
+	gate, up    []float32
+	hidden      inputs
+}
 
-const gatedRun = 256
+// An expertJob is the part of one job that has rows, and what is left to do of it.
+type expertJob struct {
+	lo, hi int          // its floats of gate, up and hidden
+	first  int          // its first stretch among those of all
+	rows   atomic.Int32 // items of gate and up
+	hidden atomic.Int32 // stretches
+	form   form
+}
 
-func (s *gatedStep) run(_ *worker, lo, hi int) {
-	lo, hi = lo*gatedRun, min(hi*gatedRun, len(s.gate))
-	u := s.up[lo:hi]
-	for i, g := range s.gate[lo:hi] {
-		s.gate[lo+i] = float32(arith.SiLU(g) * u[i])
+// stretch is the floats of an item between gate and down: whole blocks, some
+// microseconds.
+const stretch = 4096
+
+func (s *expertStep) run(w *worker, lo, hi int) {
+	for ; lo < hi; lo++ {
+		switch i := lo - s.first.items; {
+		case i < 0:
+			p := s.first.find(lo)
+			s.first.one(w, p, lo)
+			s.jobs[p/2].rows.Add(-1)
+		case i < s.stretches:
+			n := len(s.jobs) - 1
+			for s.jobs[n].first > i {
+				n--
+			}
+			j := &s.jobs[n]
+			if !w.wait(&j.rows) {
+				return
+			}
+			at := j.lo + (i-j.first)*stretch
+			s.fill(w, j.form, at, min(at+stretch, j.hi))
+			j.hidden.Add(-1)
+		default:
+			i -= s.stretches
+			p := s.last.find(i)
+			if !w.wait(&s.jobs[p].hidden) {
+				return
+			}
+			s.last.one(w, p, i)
+		}
 	}
+}
+
+// fill makes floats lo..hi of hidden, in its form, from gate, which it spoils, and up.
+func (s *expertStep) fill(w *worker, f form, lo, hi int) {
+	g := s.gate[lo:hi]
+	w.k.gate(g, s.up[lo:hi])
+	w.saw(s.hidden.fill(w.k, f, g, lo, hi))
+}
+
+// reset forgets the last group.
+func (s *expertStep) reset(rows, ff int) {
+	s.first.reset()
+	s.last.reset()
+	s.jobs, s.stretches = s.jobs[:0], 0
+	s.hidden.reset(rows, ff)
+	s.gate, s.up = grown(s.gate, rows*ff), grown(s.up, rows*ff)
+}
+
+// add appends a job, whose rows of gate, up and hidden start at row base.
+func (s *expertStep) add(k *kernels, j *backends.Job, in *inputs, perRow int32, base int, out *vec) {
+	e, n, ff := &j.Expert, len(j.Rows), j.Expert.Gate.Rows
+	f := formOf(e.Down.Type.ActBlock())
+	s.hidden.make(f, len(s.gate))
+	before := s.first.items
+	p := product{m: e.Gate, in: in, n: n, inRow: j.Rows, inDiv: perRow, y: s.gate[base*ff:], stride: ff}
+	s.first.add(k, p)
+	p.m, p.y = e.Up, s.up[base*ff:]
+	s.first.add(k, p)
+	s.last.add(k, product{m: e.Down, in: &s.hidden, n: n, inBase: base, y: out.data, yRow: j.Rows, stride: out.dim})
+
+	if len(s.jobs) == cap(s.jobs) {
+		s.jobs = append(s.jobs, expertJob{})
+	} else {
+		s.jobs = s.jobs[:len(s.jobs)+1]
+	}
+	job := &s.jobs[len(s.jobs)-1]
+	job.lo, job.hi, job.first, job.form = base*ff, (base+n)*ff, s.stretches, f
+	count := (n*ff + stretch - 1) / stretch
+	s.stretches += count
+	job.rows.Store(int32(s.first.items - before))
+	job.hidden.Store(int32(count))
 }
 
 // ExpertGroup computes out row r = down(SiLU(gate(x)) * up(x)), x being row r/k
@@ -56,11 +141,8 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 		return
 	}
 	b.in.reset(from.n, from.dim)
-	b.hidden.reset(rows, ff)
-	b.gate, b.up = grown(b.gate, rows*ff), grown(b.up, rows*ff)
-
-	// gate and up, one after the other's rows in b.gate and b.up.
-	b.products.reset()
+	s := &b.experts
+	s.reset(rows, ff)
 	base := 0
 	for i := range jobs {
 		j := &jobs[i]
@@ -69,28 +151,10 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 		}
 		b.prepare(&b.in, formOf(j.Expert.Gate.Type.ActBlock()), from.rows())
 		b.prepare(&b.in, formOf(j.Expert.Up.Type.ActBlock()), from.rows())
-		p := product{m: j.Expert.Gate, in: &b.in, n: len(j.Rows), inRow: j.Rows, inDiv: int32(k), y: b.gate[base*ff:], stride: ff}
-		b.products.add(&b.pool.kernels, p)
-		p.m, p.y = j.Expert.Up, b.up[base*ff:]
-		b.products.add(&b.pool.kernels, p)
+		s.add(&b.pool.kernels, j, &b.in, int32(k), base, to)
 		base += len(j.Rows)
 	}
-	b.do("ExpertGroup", &b.products, b.products.items, 1)
-
-	b.gated = gatedStep{b.gate, b.up}
-	b.do("ExpertGroup", &b.gated, (rows*ff+gatedRun-1)/gatedRun, 2)
-
-	b.products.reset()
-	base = 0
-	for i := range jobs {
-		j := &jobs[i]
-		if len(j.Rows) == 0 {
-			continue
-		}
-		b.prepare(&b.hidden, formOf(j.Expert.Down.Type.ActBlock()), b.gate)
-		b.products.add(&b.pool.kernels, product{m: j.Expert.Down, in: &b.hidden, n: len(j.Rows), inBase: base, y: to.data, yRow: j.Rows, stride: to.dim})
-		base += len(j.Rows)
-	}
-	b.do("ExpertGroup", &b.products, b.products.items, 1)
-	b.products.drop()
+	b.do("ExpertGroup", s, s.first.items+s.stretches+s.last.items, 1)
+	s.first.drop()
+	s.last.drop()
 }

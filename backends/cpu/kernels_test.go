@@ -11,6 +11,7 @@ import (
 
 	"sluice/backends"
 	"sluice/backends/backendtest"
+	"sluice/internal/arith"
 	"sluice/internal/quant"
 )
 
@@ -213,7 +214,7 @@ func someInputs(rng *rand.Rand, n, cols, act int) *inputs {
 	in := &inputs{n: n, cols: cols, serial: rng.Uint64()}
 	if act == 0 {
 		in.f = backendtest.Vectors(rng, n, cols, rng.IntN(6))
-		cleanTo(in.f, in.f)
+		cleanTo(in.f, in.f, arith.TinyBits)
 		return in
 	}
 	q := &in.q[formOf(act)]

@@ -2,13 +2,11 @@ package cpu
 
 import (
 	"fmt"
-	"math"
 	"unsafe"
 
 	"sluice/backends"
 	"sluice/internal/arith"
 	"sluice/internal/offheap"
-	"sluice/internal/quant"
 )
 
 // A cache keeps keys and values apart, each as [layer, head, position, dim], so
@@ -77,28 +75,17 @@ func (c *cache) row(layer, head, pos int) int {
 	return (layer*c.shape.Heads+head)*c.shape.Positions + pos
 }
 
-// put stores x as row r. It says false if an x is NaN or above 2^50.
-func (p *plane) put(r int, x []float32) bool {
+// put stores x as row r and gives the bits of the largest |x|.
+func (p *plane) put(w *worker, k *cacheKernels, r int, x []float32) (top uint32) {
 	at := r * p.dim
 	switch {
 	case p.f16 != nil:
-		dst := p.f16[at : at+p.dim]
-		for i, f := range x {
-			dst[i] = quant.ToF16Saturate(f)
-		}
+		return k.encodeF16(p.f16[at:at+p.dim], x)
 	case p.f32 != nil:
-		dst := p.f32[at : at+p.dim]
-		for i, f := range x {
-			if math.Float32bits(f)&^arith.SignMask < kvTinyBits {
-				f = 0
-			}
-			dst[i] = f
-		}
+		return w.k.cleanTo(p.f32[at:at+p.dim], x, kvTinyBits)
 	default:
-		return p.putQ8(at, x)
+		return p.putQ8(w, at, x)
 	}
-	_, ok := largestOf(x)
-	return ok
 }
 
 const kvTinyBits = (127 - 24) << 23 // kvTiny
@@ -106,42 +93,34 @@ const kvTinyBits = (127 - 24) << 23 // kvTiny
 // putQ8 quantizes like an activation, except that a block whose scale is below
 // 2^-24 (its largest value below 7.6e-6) is kept as zeros, so that what get
 // returns is 0 or at least 2^-24, as in the other formats.
-func (p *plane) putQ8(at int, x []float32) bool {
-	good := true
-	var sum [2]int32
-	for i := 0; i < len(x); i += 32 {
-		code := p.q8[at+i : at+i+32]
-		d, ok := quantize(code, sum[:], x[i:i+32])
+func (p *plane) putQ8(w *worker, at int, x []float32) (top uint32) {
+	code, scale := p.q8[at:at+p.dim], p.scale[at/32:(at+p.dim)/32]
+	top = w.k.quantize32(code, w.attend.sums[:p.dim/16], scale, x)
+	for i, d := range scale {
 		if d < arith.KVTiny {
-			d = 0
-			clear(code)
+			scale[i] = 0
+			clear(code[32*i : 32*(i+1)])
 		}
-		p.scale[(at+i)/32] = d
-		good = good && ok
 	}
-	return good
+	return top
 }
 
-// get gives row r as floats; dst is memory to use for it.
-func (p *plane) get(r int, dst []float32) []float32 {
-	at := r * p.dim
+// get gives n rows from row r on as floats, then what else is in the last 16
+// of them. dst is memory to use for them, 16 rows at a time.
+func (p *plane) get(k *cacheKernels, r, n int, dst []float32) []float32 {
+	at, all := r*p.dim, (n+15)&^15*p.dim
+	n *= p.dim
+	if p.f32 != nil && n == all {
+		return p.f32[at : at+n]
+	}
+	dst = dst[:all]
 	switch {
 	case p.f32 != nil:
-		return p.f32[at : at+p.dim]
+		copy(dst, p.f32[at:at+n])
 	case p.f16 != nil:
-		dst = dst[:p.dim]
-		for i, h := range p.f16[at : at+p.dim] {
-			dst[i] = fromF16(h)
-		}
+		k.decodeF16(dst[:n], p.f16[at:at+n])
 	default:
-		dst = dst[:p.dim]
-		for i := 0; i < len(dst); i += 32 {
-			d := p.scale[(at+i)/32]
-			code, dst := (*[32]int8)(p.q8[at+i:]), (*[32]float32)(dst[i:])
-			for j, c := range code {
-				dst[j] = float32(float32(c) * d)
-			}
-		}
+		k.decodeQ8(dst[:n], p.q8[at:at+n], p.scale[at/32:(at+n)/32])
 	}
 	return dst
 }
@@ -164,22 +143,24 @@ func (b *Backend) Store(kv backends.KV, layer, pos int, k, v backends.Vec) {
 	if layer < 0 || layer >= s.Layers || pos < 0 || pos+kx.n > s.Positions {
 		panic(fmt.Sprintf("backends/cpu: Store: layer %d, positions %d to %d of a cache of shape %+v", layer, pos, pos+kx.n, *s))
 	}
+	for _, w := range b.pool.workers {
+		w.attend.sums = grown(w.attend.sums, max(s.KeyDim, s.ValueDim)/16)
+	}
 	b.store = storeStep{c, layer, pos, kx.rows(), vx.rows()}
 	b.do("Store", &b.store, kx.n, prepareGrain/(kx.dim+vx.dim))
 	b.store = storeStep{}
 }
 
 func (s *storeStep) run(w *worker, lo, hi int) {
-	c, good := s.c, true
+	c := s.c
+	k := w.k.cacheFor(&c.shape)
+	var top uint32
 	heads, kd, vd := c.shape.Heads, c.shape.KeyDim, c.shape.ValueDim
 	for ; lo < hi; lo++ {
 		for h := range heads {
 			r, i := c.row(s.layer, h, s.pos+lo), lo*heads+h
-			good = c.k.put(r, s.k[i*kd:(i+1)*kd]) && good
-			good = c.v.put(r, s.v[i*vd:(i+1)*vd]) && good
+			top = max(top, c.k.put(w, k, r, s.k[i*kd:(i+1)*kd]), c.v.put(w, k, r, s.v[i*vd:(i+1)*vd]))
 		}
 	}
-	if !good {
-		w.p.outOfRange.Store(true)
-	}
+	w.saw(top)
 }

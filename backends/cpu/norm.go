@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"sluice/backends"
-	"sluice/internal/arith"
 )
 
 // normStep normalises runs of len(weight) floats; an item is one run.
@@ -33,15 +32,6 @@ func (b *Backend) RMSNorm(y, x backends.Vec, weight []float32, eps float32) {
 func (s *normStep) run(w *worker, lo, hi int) {
 	n := len(s.weight)
 	for ; lo < hi; lo++ {
-		x, y := s.x[lo*n:(lo+1)*n], s.y[lo*n:(lo+1)*n]
-		if !cleanTo(y, x) {
-			w.p.outOfRange.Store(true)
-		}
-		var l [16]float32
-		dotLanes(&l, y, y)
-		r := arith.Rsqrt(float32(arith.Tree16(&l)*s.inv) + s.eps)
-		for i, v := range y {
-			y[i] = float32(float32(v*r) * s.weight[i])
-		}
+		w.saw(w.k.rmsNorm(s.y[lo*n:(lo+1)*n], s.x[lo*n:(lo+1)*n], s.weight, s.inv, s.eps))
 	}
 }

@@ -35,14 +35,14 @@ func grown[T any](s []T, n int) []T {
 //	a = largest |x|; if a < 2^-50 the scale is +0 and so are the codes
 //	d = a * 0x1.020408p-7 (about 1/127), code = x * (127 * rcp(a)), half to even
 //
-// code is as long as x, sum[g] the sum of codes 16g .. 16g+15. ok is false if
-// an x is NaN or above 2^50; then the block counts as zeros.
-func quantize(code []int8, sum []int32, x []float32) (d float32, ok bool) {
-	a, ok := largestOf(x)
-	if !ok || a < arith.TinyBits {
+// code is as long as x, sum[g] the sum of codes 16g .. 16g+15. top is the bits
+// of a; if an x is NaN or above 2^50 the block counts as zeros.
+func quantize(code []int8, sum []int32, x []float32) (d float32, top uint32) {
+	a := largestOf(x)
+	if a < arith.TinyBits || a > arith.LargestBits {
 		clear(code)
 		clear(sum)
-		return 0, ok
+		return 0, a
 	}
 	s := float32(127 * arith.Rcp(math.Float32frombits(a)))
 	for g := range sum {
@@ -55,15 +55,34 @@ func quantize(code []int8, sum []int32, x []float32) (d float32, ok bool) {
 		}
 		sum[g] = n
 	}
-	return float32(math.Float32frombits(a) * 0x1.020408p-7), true
+	return float32(math.Float32frombits(a) * 0x1.020408p-7), a
 }
 
-// largestOf gives the bits of the largest |x|; ok is false above 2^50 or with a NaN.
-func largestOf(x []float32) (bits uint32, ok bool) {
+// largestOf gives the bits of the largest |x|, above LargestBits with a NaN.
+func largestOf(x []float32) (bits uint32) {
 	for _, v := range x {
 		bits = max(bits, math.Float32bits(v)&^arith.SignMask)
 	}
-	return bits, bits <= arith.LargestBits
+	return bits
+}
+
+// quantizeBlocks quantizes len(scale) blocks of n and gives the bits of the
+// largest |x|.
+func quantizeBlocks(code []int8, sum []int32, scale, x []float32, n int) (top uint32) {
+	for i := range scale {
+		d, a := quantize(code[i*n:(i+1)*n], sum[i*n/16:(i+1)*n/16], x[i*n:(i+1)*n])
+		scale[i] = d
+		top = max(top, a)
+	}
+	return top
+}
+
+func quantize32(code []int8, sum []int32, scale, x []float32) (top uint32) {
+	return quantizeBlocks(code, sum, scale, x, 32)
+}
+
+func quantize256(code []int8, sum []int32, scale, x []float32) (top uint32) {
+	return quantizeBlocks(code, sum, scale, x, 256)
 }
 
 // A form is what a vector becomes before rows multiply it.
@@ -104,8 +123,8 @@ type preparation struct {
 	x    []float32 // [n, cols]
 }
 
-// cleanRun is the item of a preparation into cleaned floats.
-const cleanRun = 256
+// prepareRun is the item of a preparation: whole blocks of either size.
+const prepareRun = 256
 
 // prepareGrain keeps a share at 4096 floats or more: about as long as a fork takes.
 const prepareGrain = 4096
@@ -116,20 +135,38 @@ func (b *Backend) prepare(in *inputs, f form, x []float32) {
 		return
 	}
 	in.have[f] = true
+	in.make(f, len(x))
 	s := &b.preparation
 	*s = preparation{in, f, x}
+	b.pool.do(s, (len(x)+prepareRun-1)/prepareRun, prepareGrain/prepareRun)
+}
+
+// make has room for a form of so many floats.
+func (in *inputs) make(f form, floats int) {
+	switch f {
+	case cleaned:
+		in.f = grown(in.f, floats)
+	case by32:
+		in.q[f].block = 32
+		in.q[f].grow(floats)
+	default:
+		in.q[f].block = 256
+		in.q[f].grow(floats)
+	}
+}
+
+// fill makes floats lo..hi of a form, whole blocks, from x, which are these
+// alone. It gives the bits of the largest |x|.
+func (in *inputs) fill(k *kernels, f form, x []float32, lo, hi int) (top uint32) {
 	if f == cleaned {
-		in.f = grown(in.f, len(x))
-		b.pool.do(s, (len(x)+cleanRun-1)/cleanRun, prepareGrain/cleanRun)
-		return
+		return k.cleanTo(in.f[lo:hi], x, arith.TinyBits)
 	}
 	q := &in.q[f]
-	q.block = 32
+	quantize := k.quantize32
 	if f == by256 {
-		q.block = 256
+		quantize = k.quantize256
 	}
-	q.grow(len(x))
-	b.pool.do(s, len(x)/q.block, prepareGrain/q.block)
+	return quantize(q.code[lo:hi], q.sum[lo/16:hi/16], q.scale[lo/q.block:hi/q.block], x)
 }
 
 // reset makes in the n vectors of a new step, in no form yet.
@@ -139,36 +176,6 @@ func (in *inputs) reset(n, cols int) {
 }
 
 func (s *preparation) run(w *worker, lo, hi int) {
-	good := true
-	if s.form == cleaned {
-		lo, hi = lo*cleanRun, min(hi*cleanRun, len(s.x))
-		good = cleanTo(s.in.f[lo:hi], s.x[lo:hi])
-	} else {
-		q := &s.in.q[s.form]
-		n := q.block
-		for i := lo; i < hi; i++ {
-			d, ok := quantize(q.code[i*n:(i+1)*n], q.sum[i*n/16:(i+1)*n/16], s.x[i*n:(i+1)*n])
-			q.scale[i] = d
-			good = good && ok
-		}
-	}
-	if !good {
-		w.p.outOfRange.Store(true)
-	}
-}
-
-// cleanTo is dst = clean(x); false if an x is NaN or above 2^50.
-func cleanTo(dst, x []float32) bool {
-	var top uint32
-	dst = dst[:len(x)]
-	for i, v := range x {
-		b := math.Float32bits(v)
-		a := b &^ arith.SignMask
-		if a < arith.TinyBits {
-			b = 0
-		}
-		top = max(top, a)
-		dst[i] = math.Float32frombits(b)
-	}
-	return top <= arith.LargestBits
+	lo, hi = lo*prepareRun, min(hi*prepareRun, len(s.x))
+	w.saw(s.in.fill(w.k, s.form, s.x[lo:hi], lo, hi))
 }

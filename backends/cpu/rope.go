@@ -31,19 +31,11 @@ func (b *Backend) RoPE(x backends.Vec, headDim int, rope *backends.Rope, pos int
 	b.rope = ropeStep{}
 }
 
-func (s *ropeStep) run(_ *worker, lo, hi int) {
+func (s *ropeStep) run(w *worker, lo, hi int) {
 	half := s.rope.Half
 	for ; lo < hi; lo++ {
 		at := (s.pos + lo) * half
 		cos, sin := s.rope.Cos[at:at+half], s.rope.Sin[at:at+half]
-		row := s.x[lo*s.dim : (lo+1)*s.dim]
-		for ; len(row) > 0; row = row[s.headDim:] {
-			a, b := row[:half], row[half:2*half]
-			for j, c := range cos {
-				n, x, y := sin[j], a[j], b[j]
-				a[j] = float32(x*c) - float32(y*n)
-				b[j] = float32(y*c) + float32(x*n)
-			}
-		}
+		w.k.rotate(s.x[lo*s.dim:(lo+1)*s.dim], cos, sin, s.headDim)
 	}
 }

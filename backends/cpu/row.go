@@ -107,19 +107,30 @@ func (s *products) drop() { clear(s.list[:cap(s.list)]) }
 // product rows of items lo..hi.
 func (s *products) run(w *worker, lo, hi int) {
 	for ; lo < hi; lo++ {
-		i, j := 0, len(s.list) // the last product whose first item is <= lo
-		for j-i > 1 {
-			if h := (i + j) / 2; s.list[h].first <= lo {
-				i = h
-			} else {
-				j = h
-			}
-		}
-		p := &s.list[i]
-		item := lo - p.first
-		r, t := item%p.spans*p.perItem, item/p.spans*p.tile
-		p.rows(&w.scratch, t, min(p.tile, p.n-t), r, min(r+p.perItem, p.m.Rows))
+		s.one(w, s.find(lo), lo)
 	}
+}
+
+// find gives the number of the product that an item is of: the last one whose
+// first item is not behind it.
+func (s *products) find(item int) int {
+	i, j := 0, len(s.list)
+	for j-i > 1 {
+		if h := (i + j) / 2; s.list[h].first <= item {
+			i = h
+		} else {
+			j = h
+		}
+	}
+	return i
+}
+
+// one does an item of product i.
+func (s *products) one(w *worker, i, item int) {
+	p := &s.list[i]
+	item -= p.first
+	r, t := item%p.spans*p.perItem, item/p.spans*p.tile
+	p.rows(&w.scratch, t, min(p.tile, p.n-t), r, min(r+p.perItem, p.m.Rows))
 }
 
 // A scratch is the memory of one worker.

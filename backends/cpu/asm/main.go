@@ -25,11 +25,13 @@ import (
 
 func main() {
 	groups := map[string]func(){
-		"floats":   floats,
-		"rows256":  rows256,
-		"rows512":  rows512,
-		"tiles256": tiles256,
-		"tiles512": tiles512,
+		"floats":    floats,
+		"rows256":   rows256,
+		"rows512":   rows512,
+		"tiles256":  tiles256,
+		"tiles512":  tiles512,
+		"vectors":   vectors,
+		"attention": attention,
 	}
 	// Signatures may name these types of backends/cpu; avo looks no further than
 	// the universe.
