@@ -13,26 +13,32 @@ import (
 // experts is the feed-forward of a layer whose router picks k of its experts
 // for each position. Their weights come through the tiers.
 type experts struct {
+	layer  int
+	norm   []float32 // [dim], before the router and the experts
+	eps    float32
 	router backends.Linear
-	kinds  [3]backends.Matrix // gate, up, down without data: types and shapes of every expert of the layer
-	shared *dense             // an expert that every position passes, nil: none
+	route  func(ids []int32, weights, scores []float32) // of one position: the family's choice
+	kinds  [3]backends.Matrix                           // gate, up, down without data: types and shapes of every expert of the layer
+	shared *dense                                       // an expert that every position passes, nil: none
+	next   *experts                                     // of the next layer that has a router, nil: none
 }
 
-// compute adds the layer's experts, as route picks them, to the residual
-// stream s.x. s.h [n, dim] is their input.
+// compute adds the layer's experts, as its router picks them, to the residual
+// stream s.x [n, dim].
 //
 // The work is expert-major: each distinct expert of the batch is held once and
 // computes all the positions that chose it, in whatever order the experts come
 // into memory. Every choice has an output vector of its own, and they are added
 // in the router's order when all are there, so the order of arrival never shows.
-func (e *experts) compute(ctx context.Context, l int, s *state, route func(ids []int32, weights, scores []float32)) error {
-	n, k, all := s.h.Len(), s.topK, e.router.Rows
+func (e *experts) compute(ctx context.Context, s *state) error {
+	s.be.RMSNorm(s.h, s.x, e.norm, e.eps)
+	l, n, k, all := e.layer, s.h.Len(), s.topK, e.router.Rows
 	s.matMul(s.scores, e.router, s.h)
 	if err := s.be.Read(s.hostScores[:n*all], s.scores); err != nil { // the layer's only trip to the host
 		return fmt.Errorf("moe: layer %d: router: %w", l, err)
 	}
 	for p := range n {
-		route(s.ids[p*k:(p+1)*k], s.weights[p*k:(p+1)*k], s.hostScores[p*all:(p+1)*all])
+		e.route(s.ids[p*k:(p+1)*k], s.weights[p*k:(p+1)*k], s.hostScores[p*all:(p+1)*all])
 	}
 	s.group(s.ids[:n*k], all)
 	var scores []float32
@@ -47,6 +53,9 @@ func (e *experts) compute(ctx context.Context, l int, s *state, route func(ids [
 	defer step.End()
 	if s.trace != nil {
 		s.trace.Batch(step, s.ids[:n*k], s.weights[:n*k])
+	}
+	if n == 1 && e.next != nil && step.Guesses() {
+		e.next.guess(step, s)
 	}
 	s.clock.lap(StageRouter)
 
@@ -90,6 +99,21 @@ func (e *experts) compute(ctx context.Context, l int, s *state, route func(ids [
 	s.be.Combine(s.x, s.out, k, s.weights[:n*k], shared)
 	s.clock.lap(StageReduction)
 	return ctx.Err()
+}
+
+// guess tells the tiers which experts this layer will want, as far as the state
+// before the experts of the layer above shows it: the router's choice for the
+// residual stream as it is now. It reads no vector that a later step reads, and
+// what the backend says of it stays here.
+func (e *experts) guess(step *tiers.Step, s *state) {
+	g := &s.guess
+	s.be.RMSNorm(g.h, s.x, e.norm, e.eps)
+	s.matMul(g.scores, e.router, g.h)
+	if s.be.Read(g.hostScores, g.scores) != nil { // no guess of a state that is no number; the layer itself will say so
+		return
+	}
+	e.route(g.ids, g.weights, g.hostScores)
+	step.Guess(e.layer, g.ids)
 }
 
 // job is one expert with the rows of the batch that chose it.

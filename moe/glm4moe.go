@@ -27,10 +27,9 @@ type glm4 struct {
 
 type glm4Layer struct {
 	attn    gqa
-	ffnNorm []float32 // [dim]
-	ffn     *dense    // leading layers; the others:
+	ffnNorm []float32 // [dim], of the leading layers, as ffn
+	ffn     *dense    // nil: the layer has experts
 	moe     experts
-	bias    []float32 // [experts], of the router's choice
 }
 
 func openGLM4(l *loader, spec *Spec, positions int) layers {
@@ -52,16 +51,20 @@ func openGLM4(l *loader, spec *Spec, positions int) layers {
 	rope := newRope(positions, spec.RopeDims, l.ropeBase())
 	for i := 0; i < spec.Layers && l.err == nil; i++ {
 		w := glm4Layer{
-			attn:    spec.attention(l, i, m.eps, rope, false),
-			ffnNorm: l.vector(fmt.Sprintf("blk.%d.post_attention_norm.weight", i), spec.Hidden),
+			attn: spec.attention(l, i, m.eps, rope, false),
 		}
+		norm := fmt.Sprintf("blk.%d.post_attention_norm.weight", i)
 		if i < spec.LeadingDense {
+			w.ffnNorm = l.vector(norm, spec.Hidden)
 			ffn := spec.feedForward(l, i, spec.FF, "")
 			w.ffn = &ffn
 		} else {
-			w.moe = spec.expertLayer(l, i)
-			if bias := fmt.Sprintf("blk.%d.exp_probs_b.bias", i); l.has(bias) {
-				w.bias = l.vector(bias, spec.Experts)
+			var bias []float32 // [experts], of the router's choice
+			w.moe = spec.expertLayer(l, i, norm, m.eps, func(ids []int32, weights, scores []float32) {
+				RouteSigmoid(ids, weights, scores, bias, m.norm, m.scale)
+			})
+			if name := fmt.Sprintf("blk.%d.exp_probs_b.bias", i); l.has(name) {
+				bias = l.vector(name, spec.Experts)
 			}
 			if spec.SharedExperts > 0 {
 				shared := spec.feedForward(l, i, spec.SharedExperts*spec.ExpertFF, "_shexp")
@@ -69,6 +72,9 @@ func openGLM4(l *loader, spec *Spec, positions int) layers {
 			}
 		}
 		m.layer = append(m.layer, w)
+	}
+	for i := spec.LeadingDense + 1; i < len(m.layer); i++ {
+		m.layer[i-1].moe.next = &m.layer[i].moe
 	}
 	return m
 }
@@ -78,13 +84,11 @@ func (m *glm4) run(ctx context.Context, l int, s *state) error {
 	if err := w.attn.attend(ctx, l, s); err != nil {
 		return err
 	}
-	s.be.RMSNorm(s.h, s.x, w.ffnNorm, m.eps)
 	if w.ffn != nil {
+		s.be.RMSNorm(s.h, s.x, w.ffnNorm, m.eps)
 		w.ffn.compute(s.shared, s)
 		s.be.Add(s.x, s.shared)
 		return nil
 	}
-	return w.moe.compute(ctx, l, s, func(ids []int32, weights, scores []float32) {
-		RouteSigmoid(ids, weights, scores, w.bias, m.norm, m.scale)
-	})
+	return w.moe.compute(ctx, s)
 }

@@ -57,6 +57,7 @@ type state struct {
 	ids        []int32      // [n, topK] chosen experts, best first
 	weights    []float32    // [n, topK]
 	out        backends.Vec // [n*topK, dim] an output for each choice
+	guess      guessState
 	shared     backends.Vec // [n, dim] of the shared expert or the dense feed-forward
 
 	distinct []int32 // experts of the batch
@@ -71,6 +72,15 @@ type state struct {
 
 	last   backends.Vec // [headRows, dim] normalised rows for the head
 	logits backends.Vec // [headRows, vocab]
+}
+
+// guessState is what the guess of the next layer's experts works on, apart from
+// what the layer itself does.
+type guessState struct {
+	h, scores  backends.Vec // [1, dim], [1, experts]
+	hostScores []float32
+	ids        []int32
+	weights    []float32
 }
 
 // maxJobs bounds the experts that are computed as one group.
@@ -111,6 +121,7 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 	s.k, s.v = vec(n, spec.KVHeads*spec.HeadDim), vec(n, spec.KVHeads*spec.HeadDim)
 	s.scores = vec(n, spec.Experts)
 	s.out, s.shared = vec(n*spec.TopK, spec.Hidden), vec(n, spec.Hidden)
+	s.guess.h, s.guess.scores = vec(1, spec.Hidden), vec(1, spec.Experts)
 	s.last, s.logits = vec(headRows, spec.Hidden), vec(headRows, spec.Vocab)
 	if err != nil {
 		return err
@@ -121,6 +132,8 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 	}
 	s.hostScores = make([]float32, n*spec.Experts)
 	s.ids, s.weights = make([]int32, n*spec.TopK), make([]float32, n*spec.TopK)
+	s.guess.hostScores = make([]float32, spec.Experts)
+	s.guess.ids, s.guess.weights = make([]int32, spec.TopK), make([]float32, spec.TopK)
 	s.rows = make([]int32, n*spec.TopK)
 	s.distinct, s.uses = make([]int32, 0, spec.Experts), make([]int32, 0, spec.Experts)
 	s.first, s.next, s.count = make([]int32, 0, spec.Experts+1), make([]int32, spec.Experts), make([]int32, spec.Experts+1)
@@ -146,7 +159,8 @@ func (s *Spec) ScratchBytes(cfg Config) int64 {
 	perPosition := 3*s.Hidden + 2*(s.Heads+s.KVHeads)*s.HeadDim + 2*s.Experts + s.TopK*s.Hidden
 	widest := max(s.FF, s.TopK*s.ExpertFF, s.SharedExperts*s.ExpertFF)
 	quantized := 2 * max(s.Hidden, s.Heads*s.HeadDim, widest) // codes, scales and sums for both block sizes, in bytes
-	return n*int64(4*(perPosition+2*widest)+quantized) + headRows*4*int64(s.Hidden+s.Vocab)
+	rotations := int64(cfg.Ctx) * int64(s.RopeDims) * 4       // a cosine and a sine for each pair
+	return n*int64(4*(perPosition+2*widest)+quantized) + headRows*4*int64(s.Hidden+s.Vocab) + rotations
 }
 
 // Pos is the number of positions in the KV cache.
@@ -183,6 +197,7 @@ func (m *Model) Forward(ctx context.Context, ids []int32) error {
 	if err := m.checkIDs(ids); err != nil {
 		return err
 	}
+	s.cache.Adapt() // between two passes: the memory may have become scarce
 	s.clock.reset()
 	s.be.Embed(s.x, m.embed, ids)
 	s.clock.lap(StageDense)

@@ -22,9 +22,8 @@ type qwen3 struct {
 }
 
 type qwen3Layer struct {
-	attn    gqa
-	ffnNorm []float32 // [dim]
-	moe     experts
+	attn gqa
+	moe  experts
 }
 
 func openQwen3(l *loader, spec *Spec, positions int) layers {
@@ -37,10 +36,14 @@ func openQwen3(l *loader, spec *Spec, positions int) layers {
 	rope := newRope(positions, spec.RopeDims, l.ropeBase())
 	for i := 0; i < spec.Layers && l.err == nil; i++ {
 		m.layer = append(m.layer, qwen3Layer{
-			attn:    spec.attention(l, i, m.eps, rope, true),
-			ffnNorm: l.vector(fmt.Sprintf("blk.%d.ffn_norm.weight", i), spec.Hidden),
-			moe:     spec.expertLayer(l, i),
+			attn: spec.attention(l, i, m.eps, rope, true),
+			moe: spec.expertLayer(l, i, fmt.Sprintf("blk.%d.ffn_norm.weight", i), m.eps, func(ids []int32, weights, scores []float32) {
+				RouteSoftmax(ids, weights, scores, m.norm)
+			}),
 		})
+	}
+	for i := 1; i < len(m.layer); i++ {
+		m.layer[i-1].moe.next = &m.layer[i].moe
 	}
 	return m
 }
@@ -50,8 +53,5 @@ func (m *qwen3) run(ctx context.Context, l int, s *state) error {
 	if err := w.attn.attend(ctx, l, s); err != nil {
 		return err
 	}
-	s.be.RMSNorm(s.h, s.x, w.ffnNorm, m.eps)
-	return w.moe.compute(ctx, l, s, func(ids []int32, weights, scores []float32) {
-		RouteSoftmax(ids, weights, scores, m.norm)
-	})
+	return w.moe.compute(ctx, s)
 }

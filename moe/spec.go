@@ -210,11 +210,16 @@ func (s *Spec) attention(l *loader, layer int, eps float32, rope *backends.Rope,
 	return a
 }
 
-// expertLayer loads the router of layer blk.l and notes its experts' roles.
-func (s *Spec) expertLayer(l *loader, layer int) experts {
+// expertLayer loads the router of layer blk.l with the norm before it, and notes
+// its experts' roles.
+func (s *Spec) expertLayer(l *loader, layer int, norm string, eps float32, route func(ids []int32, weights, scores []float32)) experts {
 	role, kinds := l.experts(layer, s.Experts, s.Hidden, s.ExpertFF)
 	s.Roles = append(s.Roles, role)
 	return experts{
+		layer:  layer,
+		norm:   l.vector(norm, s.Hidden),
+		eps:    eps,
+		route:  route,
 		router: backends.Linear{Matrix: l.matrix(fmt.Sprintf("blk.%d.ffn_gate_inp.weight", layer), s.Experts, s.Hidden)},
 		kinds:  kinds,
 	}

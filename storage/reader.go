@@ -108,8 +108,7 @@ func (s *Reader) Submit(fetches []*Fetch) {
 	s.via.submit()
 }
 
-// Hurry says that a fetch in flight, submitted in the background, is wanted
-// now: what of it is not yet at a drive waits among the others.
+// Hurry is Source.Hurry: what of a fetch is not yet at a drive waits among the others.
 func (s *Reader) Hurry(f *Fetch) {
 	if !f.src.busy || !f.Background {
 		return

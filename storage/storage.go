@@ -94,7 +94,8 @@ type Source interface {
 	// ExpertBytes is the payload of an expert of this layer: the sum of its parts.
 	ExpertBytes(layer int) int64
 	// Submit starts all reads of the fetches in one submission and returns.
-	// The fetches belong to the source until Reap gives them back.
+	// The fetches belong to the source until Reap gives them back, the slice is
+	// the caller's again.
 	Submit(fetches []*Fetch)
 	// Register names the memory that slots lie in, so that it is prepared for
 	// reads once instead of at each; it takes the place of what was registered
@@ -102,6 +103,8 @@ type Source interface {
 	// without. While memory is registered its pages stay, whatever madvise says:
 	// register what is to stay before the rest is given back. Nothing may be in flight.
 	Register(arenas [][]byte)
+	// Hurry says that a background fetch in flight is wanted now.
+	Hurry(f *Fetch)
 	// Reap waits for the next finished fetch, in any order, and returns it, its
 	// Err set if it failed (after one retry). It panics if nothing is in flight.
 	Reap() *Fetch

@@ -14,52 +14,74 @@ import (
 
 // Options of a Cache.
 type Options struct {
-	Cap     int               // experts per layer that stay in RAM, at least 1; more than a layer has counts as all of it
-	TopK    int               // experts of one position and layer: the staging slots of a class
-	Layers  []ExpertLayer     // the model's MoE layers
-	Policy  string            // who leaves the pool: a name that NewPolicy knows, "" is the default
-	History func(Key) float64 // for the policy, see PolicyConfig; nil: unknown
-	Ledger  *Ledger           // grants the slots' bytes; nil: nobody is asked
-	Now     func() time.Time  // nil: time.Now
+	Cap      int               // experts per layer that stay in RAM, at least 1; more than a layer has counts as all of it
+	TopK     int               // experts of one position and layer: the staging slots of a class
+	Layers   []ExpertLayer     // the model's MoE layers
+	Policy   string            // who leaves the pool: a name that NewPolicy knows, "" is the default
+	History  func(Key) float64 // for the policy, see PolicyConfig; nil: unknown
+	Pinned   []Key             // experts that never leave, read by Preload
+	VRAM     []Key             // experts of Device, read by Preload; none of them is in Pinned
+	Device   Device            // nil: there is no VRAM
+	KeepHost bool              // keep what is in VRAM in RAM too, where nobody is served from
+	Prefetch Prefetch          // the zero value is off
+	Ledger   *Ledger           // grants the slots' bytes; nil: nobody is asked
+	Watch    *Watch            // of the machine's memory; nil: the cap stays
+	Now      func() time.Time  // nil: time.Now
 }
 
-// A Cache keeps routed experts in the LRU pool in RAM and reads those that are
-// missing. One goroutine uses it, one step at a time; Stats may be called from
-// any. The memory of all slots is mapped and resident from New on, so what the
-// ledger announces is true.
+// A Cache keeps routed experts in tiers: VRAM, the pinned set and the LRU pool
+// in RAM, each expert in one of them, and reads those that are missing. One
+// goroutine uses it, one step at a time; Stats may be called from any. The
+// memory of all slots is mapped and resident from New on, so what the ledger
+// announces is true.
 type Cache struct {
-	src     Source
-	opt     Options
-	layers  []layer // by number; no experts: not a MoE layer
-	classes []*class
-	step    Step
-	routed  routed
-	work    chan work
-	arrived chan *slot // room for every slot, so that io never waits for the step
-	stopped chan struct{}
-	closed  bool
+	src      Source
+	opt      Options
+	layers   []layer // by number; no experts: not a MoE layer
+	classes  []*class
+	cap      int // now; Adapt lowers it
+	inFlight int // staging slots of a class: top-k, and as many for prefetch
+	step     Step
+	routed   routed
+	ahead    ahead
+	work     chan work  // room for all that is sent before io must look
+	arrived  chan *slot // room for every slot, so that io never waits for the step
+	stopped  chan struct{}
+	closed   bool
+	notices  []string
 
-	mu    sync.Mutex // guards stats
-	stats Stats
+	mu     sync.Mutex // guards the rest
+	stats  Stats
+	behind aheadQueue
 }
 
 type layer struct {
 	experts int
 	class   *class
+	fixed   []*slot // by expert: its slot outside the pool; nil: none
+	vram    []bool  // by expert: it is in VRAM
+	uses    []int64 // by expert: how often the router chose it
 }
 
 // Stats are counters since New. At every moment Hits and Misses sum to
-// RoutedExperts; between steps Misses = Source.Loads + LoadsFailed +
+// RoutedExperts; between steps, with no prefetch in flight, Misses +
+// Prefetch.Issued - Prefetch.Used + PreloadLoads = Source.Loads + LoadsFailed +
 // LoadsDropped.
 type Stats struct {
 	RoutedExperts   int64 // experts that the router chose, once per position
 	DistinctExperts int64 // the same, once per step (layer and batch)
 	Hits            Hits
-	Misses          int64 // routed experts for which a load was needed
+	Avoided         Hits  // distinct experts that were in a tier: each would have been a load
+	Misses          int64 // routed experts for which a load was needed, those read ahead included
 	LoadsFailed     int64 // loads that came back with an error
 	LoadsDropped    int64 // misses never read, because their step ended early
 	LoadWaitNanos   int64 // time that Next waited for a drive
 	Evictions       int64 // experts that left the LRU pool
+	PreloadLoads    int64 // experts read by Preload
+	PreloadBytes    int64 // their payload
+	Prefetch        PrefetchStats
+	Cap             int   // experts per layer, now
+	CapChanges      int64 // how often Adapt lowered it
 	Source          SourceStats
 }
 
@@ -74,28 +96,40 @@ const (
 	inVRAM bucket = iota
 	inPinned
 	inLRU
+	inAhead // a prefetch has brought it, or is bringing it
 	missed
 )
 
 // count decides the bucket of an expert that uses positions of a batch chose,
 // and counts it there and nowhere else. Tiers are asked in the order VRAM,
-// pinned, LRU. This is the only place that counts hits and misses.
-func (st *Stats) count(vram, pinned, lru bool, uses int64) bucket {
+// pinned, LRU; what is in none is a miss, whether or not a prefetch has read it
+// ahead: so prefetch moves no hit and no miss, but for what a policy makes of
+// the guesses; it moves when they are waited for.
+// This is the only place that counts hits and misses.
+func (st *Stats) count(vram, pinned, lru, ahead bool, uses int64) bucket {
 	st.RoutedExperts += uses
 	st.DistinctExperts++
 	switch {
 	case vram:
 		st.Hits.VRAM += uses
+		st.Avoided.VRAM++
 		return inVRAM
 	case pinned:
 		st.Hits.Pinned += uses
+		st.Avoided.Pinned++
 		return inPinned
 	case lru:
 		st.Hits.LRU += uses
+		st.Avoided.LRU++
 		return inLRU
 	}
-	st.Misses++ // one load
+	// A load, now or before its layer asked.
+	st.Misses++
 	st.Hits.LRU += uses - 1
+	if ahead {
+		st.Prefetch.Used++
+		return inAhead
+	}
 	return missed
 }
 
@@ -118,7 +152,7 @@ func New(src Source, opt Options) (*Cache, error) {
 	if opt.Now == nil {
 		opt.Now = time.Now
 	}
-	c := &Cache{src: src, opt: opt}
+	c := &Cache{src: src, opt: opt, cap: opt.Cap}
 	if err := c.open(); err != nil {
 		c.free()
 		return nil, err
@@ -128,7 +162,6 @@ func New(src Source, opt Options) (*Cache, error) {
 
 func (c *Cache) open() error {
 	widest := 0
-	byClass := make(map[*class][]int) // experts of each layer
 	for _, l := range c.opt.Layers {
 		if l.Layer < 0 || l.Layer > 1<<16 || l.Experts < 1 || l.Experts > 1<<20 {
 			return fmt.Errorf("tiers: layer %d with %d experts: the model's numbers are out of range", l.Layer, l.Experts)
@@ -140,36 +173,40 @@ func (c *Cache) open() error {
 			return fmt.Errorf("tiers: layer %d is given twice", l.Layer)
 		}
 		cl := c.classOf(c.src.SlotBytes(l.Layer), c.src.ExpertBytes(l.Layer))
-		byClass[cl] = append(byClass[cl], l.Experts)
-		c.layers[l.Layer] = layer{l.Experts, cl}
+		c.layers[l.Layer] = layer{
+			experts: l.Experts, class: cl, fixed: make([]*slot, l.Experts), vram: make([]bool, l.Experts), uses: make([]int64, l.Experts),
+		}
 		widest = max(widest, l.Experts)
 	}
+	apart, err := c.setApart()
+	if err != nil {
+		return err
+	}
+	for _, l := range c.opt.Layers {
+		cl := c.layers[l.Layer].class
+		cl.experts = append(cl.experts, l.Experts-apart[l.Layer])
+	}
+	c.inFlight = c.opt.TopK
+	if c.opt.Prefetch != PrefetchOff {
+		c.inFlight += c.opt.TopK
+	}
 	slots := 0
-	var arenas [][]byte
 	for _, cl := range c.classes {
-		cl.size = sizeClass(cl.slotBytes, byClass[cl], c.opt.TopK, c.opt.Cap)
-		if led := c.opt.Ledger; led != nil {
-			if err := led.Grant(LRU, int64(cl.size.Keep)*cl.size.Bytes); err != nil {
-				return err
-			}
-			if err := led.Grant(Staging, int64(cl.size.Staging)*cl.size.Bytes); err != nil {
-				led.Return(LRU, int64(cl.size.Keep)*cl.size.Bytes)
-				return err
-			}
+		cl.size = sizeClass(cl.slotBytes, cl.experts, c.inFlight, c.opt.Cap)
+		if err := c.grant(cl); err != nil {
+			return err
 		}
-		cl.granted = true
 		if err := cl.open(); err != nil {
 			return err
 		}
 		if err := cl.kept.open(c, cl); err != nil {
 			return err
 		}
-		slots += len(cl.slots)
-		if cl.arena != nil {
-			arenas = append(arenas, cl.arena)
-		}
+		slots += len(cl.slots) + len(cl.fixed)
 	}
-	c.src.Register(arenas)
+	c.placeFixed()
+	c.stats.Cap = c.cap
+	c.src.Register(c.arenas())
 	c.step = Step{
 		c:     c,
 		items: make([]item, 0, widest),
@@ -179,7 +216,9 @@ func (c *Cache) open() error {
 		seen:  make([]bool, widest),
 		ended: true,
 	}
-	c.work = make(chan work, 2*c.opt.TopK)
+	c.ahead.open(c.opt)
+	c.behind.queue = make([]*slot, 0, c.opt.TopK)
+	c.work = make(chan work, 2*slots+c.opt.TopK)
 	c.arrived = make(chan *slot, slots)
 	c.stopped = make(chan struct{})
 	go c.io(widest)
@@ -197,31 +236,68 @@ func (c *Cache) classOf(slotBytes, payload int64) *class {
 	return cl
 }
 
+// grant asks the ledger for the slots of a class; free returns what it gave.
+func (c *Cache) grant(cl *class) error {
+	if c.opt.Ledger == nil {
+		return nil
+	}
+	for _, g := range []struct {
+		p Purpose
+		n int64
+	}{
+		{VRAM, cl.vramBytes},
+		{Pinned, int64(len(cl.fixed)) * cl.size.Bytes},
+		{LRU, int64(cl.size.Keep) * cl.size.Bytes},
+		{Staging, int64(cl.size.Staging) * cl.size.Bytes},
+	} {
+		if err := c.opt.Ledger.Grant(g.p, g.n); err != nil {
+			return err
+		}
+		cl.granted[g.p] = g.n
+	}
+	return nil
+}
+
+// arenas is the memory that slots lie in now.
+func (c *Cache) arenas() (all [][]byte) {
+	for _, cl := range c.classes {
+		if cl.arena != nil {
+			all = append(all, cl.arena[:int64(len(cl.slots))*cl.size.Bytes])
+		}
+		if cl.fixedArena != nil {
+			all = append(all, cl.fixedArena)
+		}
+	}
+	return all
+}
+
 // free gives back what open took.
 func (c *Cache) free() error {
 	var errs []error
 	c.src.Register(nil) // or the pages would stay
 	for _, cl := range c.classes {
-		errs = append(errs, offheap.Free(cl.arena))
-		cl.arena = nil
-		if led := c.opt.Ledger; led != nil && cl.granted {
-			led.Return(LRU, int64(cl.size.Keep)*cl.size.Bytes)
-			led.Return(Staging, int64(cl.size.Staging)*cl.size.Bytes)
+		errs = append(errs, offheap.Free(cl.arena), offheap.Free(cl.fixedArena))
+		cl.arena, cl.fixedArena = nil, nil
+		for p, n := range cl.granted {
+			if n > 0 {
+				c.opt.Ledger.Return(Purpose(p), n)
+			}
 		}
-		cl.granted = false
+		cl.granted = [purposes]int64{}
 	}
 	return errors.Join(errs...)
 }
 
 // Close ends the step if there is one, stops the goroutine and unmaps the
 // slots: no parts may be used any more. The source stays open; whoever opened
-// it closes it.
+// it closes it, and so the device.
 func (c *Cache) Close() error {
 	if c.closed {
 		return nil
 	}
 	c.closed = true
 	c.step.End()
+	c.landAll()
 	close(c.work)
 	<-c.stopped
 	return c.free()
@@ -234,20 +310,27 @@ func (c *Cache) Stats() Stats {
 	return c.stats
 }
 
-// work is what the step asks of io: to load slots in one submission, or to
-// drop one slot's expert.
+// work is what the cache's user asks of io: to load slots in one submission,
+// to drop one slot's expert, to hurry one that prefetch reads, to call a
+// function while nothing is in flight, or, with none of them, to look at the
+// queue of prefetch.
 type work struct {
-	load []*slot
-	drop *slot
+	load        []*slot
+	drop, hurry *slot
+	do          func()
 }
 
 // io is the one goroutine that calls the source.
+//
+// While it reaps, what is asked of it waits for the next read that finishes.
 func (c *Cache) io(widest int) {
 	defer close(c.stopped)
 	owner := make(map[*storage.Fetch]*slot)
 	for _, cl := range c.classes {
-		for i := range cl.slots {
-			owner[&cl.slots[i].fetch] = &cl.slots[i]
+		for _, slots := range [][]slot{cl.slots, cl.fixed} {
+			for i := range slots {
+				owner[&slots[i].fetch] = &slots[i]
+			}
 		}
 	}
 	// The source hears of each expert that leaves: of a view at once (drop of
@@ -259,43 +342,68 @@ func (c *Cache) io(widest int) {
 		s.full = false
 		s.fetch.Parts = [MaxParts][]byte{}
 	}
-	// What was submitted since nothing was in flight: one step at most.
-	fetches := make([]*storage.Fetch, 0, widest)
-	inFlight := 0
+	fetches := make([]*storage.Fetch, 0, widest) // of one submission
+	submit := func(slots []*slot, background bool) {
+		fetches = fetches[:0]
+		for _, s := range slots {
+			drop(s)
+			s.fetch.Key, s.fetch.Err, s.fetch.Background = s.next, nil, background
+			s.behind = background
+			fetches = append(fetches, &s.fetch)
+		}
+		c.src.Submit(fetches)
+	}
+	asked, ahead := 0, 0 // in flight: what somebody waits for, and what prefetch reads
 	for {
 		var w work
-		ok := true
-		if inFlight == 0 {
-			w, ok = <-c.work
-			fetches = fetches[:0]
-		} else {
-			select {
-			case w, ok = <-c.work:
-			default:
+		ok, busy := true, asked+ahead > 0
+		select {
+		case w, ok = <-c.work:
+		default:
+			// Nobody asks for anything: time to read ahead.
+			if asked == 0 && ahead < aheadAtOnce {
+				if s := c.nextAhead(); s != nil {
+					submit([]*slot{s}, true)
+					ahead++
+					continue
+				}
 			}
+			if !busy {
+				w, ok = <-c.work
+				break
+			}
+			s := owner[c.src.Reap()]
+			s.full = s.fetch.Err == nil
+			if s.behind {
+				ahead--
+			} else {
+				asked--
+			}
+			stats := c.src.Stats()
+			c.mu.Lock()
+			c.stats.Source = stats
+			if s.behind {
+				c.behind.inFlight--
+			}
+			c.mu.Unlock()
+			s.behind = false
+			c.arrived <- s
+			continue
 		}
 		switch {
 		case !ok:
-			return // Close has ended the step, so nothing is in flight
+			return // Close has waited for all that was in flight
 		case w.drop != nil:
 			drop(w.drop)
-		case w.load != nil:
-			from := len(fetches)
-			for _, s := range w.load {
-				drop(s)
-				s.fetch.Key, s.fetch.Err = s.next, nil
-				fetches = append(fetches, &s.fetch)
+		case w.hurry != nil:
+			if s := w.hurry; s.behind { // and else it has come meanwhile
+				c.src.Hurry(&s.fetch)
 			}
-			c.src.Submit(fetches[from:])
-			inFlight += len(w.load)
-		default:
-			s := owner[c.src.Reap()]
-			s.full = s.fetch.Err == nil
-			inFlight--
-			c.mu.Lock()
-			c.stats.Source = c.src.Stats()
-			c.mu.Unlock()
-			c.arrived <- s
+		case w.load != nil:
+			submit(w.load, false)
+			asked += len(w.load)
+		case w.do != nil:
+			w.do()
 		}
 	}
 }
@@ -321,15 +429,22 @@ type Step struct {
 	spared   int     // of spare: already reused
 	left     int     // items that Next has yet to return
 
-	seen []bool // scratch of Begin, by expert
+	single  bool   // one position
+	seen    []bool // scratch of Begin, by expert
+	noParts Parts  // of what is in VRAM alone
 }
 
 type item struct {
 	expert int32
-	hit    bool
+	from   bucket // where Begin found it
 	state  itemState
-	slot   *slot // nil: waiting, let go, or failed and told
+	slot   *slot // nil: waiting, let go, failed and told, or in VRAM alone
 }
+
+// hit says that the expert is in the pool's order, fixed that its slot is not
+// one of the pool's.
+func (it *item) hit() bool   { return it.from == inLRU }
+func (it *item) fixed() bool { return it.from == inVRAM || it.from == inPinned }
 
 type itemState uint8
 
@@ -369,6 +484,7 @@ func (c *Cache) Begin(ctx context.Context, layer int, experts, uses []int32) (*S
 	}
 	l := &c.layers[layer]
 	s.check(l, experts, uses)
+	c.meet(int32(layer), experts, uses)
 
 	s.class, s.layer, s.ended = l.class, int32(layer), false
 	s.items, s.turn, s.queue, s.spare = s.items[:0], s.turn[:0], s.queue[:0], s.spare[:0]
@@ -377,25 +493,38 @@ func (c *Cache) Begin(ctx context.Context, layer int, experts, uses []int32) (*S
 
 	c.mu.Lock()
 	for i, e := range experts {
-		sl, hit := l.class.kept.peek(Key{Layer: s.layer, Expert: e})
-		it := item{expert: e}
-		if c.stats.count(false, false, hit, int64(uses[i])) == inLRU {
+		l.uses[e] += int64(uses[i])
+		where, sl := c.find(Key{Layer: s.layer, Expert: e})
+		it := item{expert: e, state: ready, slot: sl}
+		it.from = c.stats.count(where == inVRAM, where == inPinned, where == inLRU, where == inAhead, int64(uses[i]))
+		switch it.from {
+		case inLRU:
 			sl.held = true
-			it = item{expert: e, hit: true, state: ready, slot: sl}
-			s.turn = append(s.turn, int32(i))
-		} else {
+		case inAhead:
+			if c.claimAhead(sl, i) == flying {
+				it.state = loading
+				c.stats.Prefetch.Late++
+				s.inFlight++
+				c.work <- work{hurry: sl}
+			}
+		case missed:
+			it.state = waiting
 			s.waiting++
+		}
+		if it.state == ready {
+			s.turn = append(s.turn, int32(i))
 		}
 		s.items = append(s.items, it)
 	}
 	c.mu.Unlock()
 	s.enter(experts, uses)
+	c.dropAhead()
 
 	s.submit()
 	s.inOrder = s.waiting > 0
 	if s.inOrder {
 		for i := range s.items {
-			if !s.items[i].hit {
+			if s.items[i].state != ready {
 				s.turn = append(s.turn, int32(i))
 			}
 		}
@@ -449,7 +578,19 @@ func (s *Step) submit() {
 	}
 }
 
-// arrive takes a slot that io has loaded.
+// land takes a slot that io has loaded.
+func (c *Cache) land(sl *slot) {
+	switch {
+	case sl.ahead != onGround:
+		c.landAhead(sl)
+	case sl.preload:
+		c.landFixed(sl)
+	default:
+		c.step.arrive(sl)
+	}
+}
+
+// arrive takes a slot that io has loaded for this step.
 func (s *Step) arrive(sl *slot) {
 	it := &s.items[sl.item]
 	it.state = ready
@@ -467,7 +608,7 @@ func (s *Step) arrive(sl *slot) {
 
 // Next returns the next expert that is in memory, waiting for it if it must:
 // i indexes the experts of Begin; parts are its matrices in the order of the
-// roles, valid until Done(i) or End. Hits come first, in the order given, then
+// roles, valid until Done(i) or End; nil for an expert in VRAM alone. Hits come first, in the order given, then
 // misses as they arrive, or in the order given if they do not all fit into
 // memory at once. ok is false when all were returned.
 //
@@ -511,7 +652,7 @@ func (s *Step) poll() bool {
 	for !s.due() {
 		select {
 		case sl := <-s.c.arrived:
-			s.arrive(sl)
+			s.c.land(sl)
 		default:
 			return false
 		}
@@ -537,7 +678,7 @@ func (s *Step) wait(ctx context.Context) (err error) {
 	for err == nil && !s.due() {
 		select {
 		case sl := <-s.c.arrived:
-			s.arrive(sl)
+			s.c.land(sl)
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
@@ -557,6 +698,9 @@ func (s *Step) take() (int, *[MaxParts][]byte, error) {
 	it := &s.items[i]
 	if it.state == ready {
 		it.state = returned
+		if it.slot == nil {
+			return i, &s.noParts, nil
+		}
 		return i, &it.slot.fetch.Parts, nil
 	}
 	sl := it.slot
@@ -575,8 +719,13 @@ func (s *Step) Fresh(i int) bool {
 	if s.ended || s.items[i].state != returned {
 		panic(fmt.Sprintf("tiers: Fresh(%d) of an expert that is not in use", i))
 	}
-	return !s.items[i].slot.used
+	sl := s.items[i].slot
+	return sl != nil && !sl.used
 }
+
+// InVRAM says that expert i, which Next has returned, is in the device's
+// memory: its parts are nil, or a copy that the device need not be asked for.
+func (s *Step) InVRAM(i int) bool { return s.items[i].from == inVRAM }
 
 // Done says that expert i, returned by Next, has been computed: its slot may
 // be used for a miss of this step that waits for one, which is submitted at
@@ -586,9 +735,12 @@ func (s *Step) Done(i int) {
 	if s.ended || i < 0 || i >= len(s.items) || s.items[i].state != returned {
 		panic(fmt.Sprintf("tiers: Done(%d) of an expert that is not in use", i))
 	}
-	s.items[i].state = done
-	s.items[i].slot.used = true
-	if s.waiting > 0 {
+	it := &s.items[i]
+	it.state = done
+	if it.slot != nil {
+		it.slot.used = true
+	}
+	if s.waiting > 0 && !it.fixed() {
 		s.spare = append(s.spare, int32(i))
 	}
 }
@@ -602,7 +754,7 @@ func (s *Step) End() {
 		return
 	}
 	for s.inFlight > 0 {
-		s.arrive(<-s.c.arrived)
+		s.c.land(<-s.c.arrived)
 	}
 	s.settle()
 	s.c.mu.Lock()
@@ -621,27 +773,41 @@ func (c *Cache) check() {
 		for _, s := range cl.free {
 			seen[s] = true
 		}
+		ahead := 0
+		for _, s := range c.ahead.slots {
+			if s.class == cl {
+				seen[s] = true
+				ahead++
+			}
+		}
 		for k, s := range cl.kept.all() {
 			seen[s] = true
 			switch {
-			case s.held:
+			case s.held, s.ahead != onGround:
 				panic(fmt.Sprintf("tiers: %v is held after its step", s.fetch.Key))
 			case s.fetch.Key != k:
 				panic(fmt.Sprintf("tiers: the slot of %v holds %v", k, s.fetch.Key))
+			case c.layers[k.Layer].fixed[k.Expert] != nil, c.layers[k.Layer].vram[k.Expert]:
+				panic(fmt.Sprintf("tiers: %v is in two tiers", k))
 			}
 		}
-		if n := len(cl.free) + cl.kept.n; len(seen) != len(cl.slots) || n != len(cl.slots) {
+		if n := len(cl.free) + cl.kept.n + ahead; len(seen) != len(cl.slots) || n != len(cl.slots) {
 			panic(fmt.Sprintf("tiers: %d of %d slots accounted for, %d distinct", n, len(cl.slots), len(seen)))
 		}
 		if cl.kept.n > cl.size.Keep {
 			panic(fmt.Sprintf("tiers: %d experts stay, the cap keeps %d", cl.kept.n, cl.size.Keep))
 		}
 	}
-	st := c.Stats()
+	c.mu.Lock()
+	st, flying := c.stats, int64(c.behind.inFlight)
+	c.mu.Unlock()
 	if st.Hits.VRAM+st.Hits.Pinned+st.Hits.LRU+st.Misses != st.RoutedExperts {
 		panic(fmt.Sprintf("tiers: hits and misses do not sum to the routed experts: %+v", st))
 	}
-	if st.Misses != st.Source.Loads+st.LoadsFailed+st.LoadsDropped {
-		panic(fmt.Sprintf("tiers: misses are not the loads: %+v", st))
+	// A read that failed is counted when its slot lands, which may come later
+	// than its end.
+	known, over := st.Misses+st.Prefetch.Issued-st.Prefetch.Used+st.PreloadLoads, st.Source.Loads+st.LoadsFailed+st.LoadsDropped
+	if known < over+flying || known > over+flying+int64(len(c.arrived)) {
+		panic(fmt.Sprintf("tiers: misses, prefetches and preloads are not the loads, %d in flight: %+v", flying, st))
 	}
 }

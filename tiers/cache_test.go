@@ -89,6 +89,7 @@ func (p *pool) begin(layer int32, experts, uses []int32) *poolStep {
 		p.want.DistinctExperts++
 		if slices.Contains(p.order, Key{Layer: layer, Expert: e}) {
 			p.want.Hits.LRU += int64(uses[i])
+			p.want.Avoided.LRU++
 			s.hits = append(s.hits, e)
 			s.state[e] = 'h'
 		} else {
@@ -309,6 +310,7 @@ func againstPlainPool(t *testing.T, mode Mode, seed uint64) {
 		}
 		got := c.Stats()
 		p.want.LoadWaitNanos = got.LoadWaitNanos
+		p.want.Cap = limit
 		p.want.Source = got.Source
 		if got != p.want {
 			t.Fatalf("step %d:\ngot  %+v\nwant %+v", n, got, p.want)
@@ -611,7 +613,7 @@ func TestArena(t *testing.T) {
 	c := open(t, newFake(t, storage.Slab, fl), Options{Cap: 2, TopK: 2, Layers: el})
 	var sizes []LayerSize
 	for _, l := range el {
-		sizes = append(sizes, LayerSize{l.Experts, c.src.SlotBytes(l.Layer), c.src.ExpertBytes(l.Layer)})
+		sizes = append(sizes, LayerSize{Experts: l.Experts, SlotBytes: c.src.SlotBytes(l.Layer), ExpertBytes: c.src.ExpertBytes(l.Layer)})
 	}
 	lru, staging := PoolBytes(sizes, 2, 2)
 	var n int64
@@ -677,6 +679,7 @@ func (s *instant) Reap() *storage.Fetch {
 	return f
 }
 func (s *instant) Register([][]byte)    {}
+func (s *instant) Hurry(*storage.Fetch) {}
 func (s *instant) Evict(*storage.Fetch) {}
 func (s *instant) Stats() SourceStats   { return s.stats }
 func (s *instant) Close() error         { return nil }

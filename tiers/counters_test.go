@@ -22,25 +22,25 @@ func TestCountersAreDefined(t *testing.T) {
 // it, whatever the others say.
 func TestCountTruthTable(t *testing.T) {
 	const uses = 5
-	for _, tt := range []struct {
-		vram, pinned, lru bool
-		want              bucket
-		stats             Stats
-	}{
-		{false, false, false, missed, Stats{Hits: Hits{LRU: uses - 1}, Misses: 1}},
-		{false, false, true, inLRU, Stats{Hits: Hits{LRU: uses}}},
-		{false, true, false, inPinned, Stats{Hits: Hits{Pinned: uses}}},
-		{false, true, true, inPinned, Stats{Hits: Hits{Pinned: uses}}},
-		{true, false, false, inVRAM, Stats{Hits: Hits{VRAM: uses}}},
-		{true, false, true, inVRAM, Stats{Hits: Hits{VRAM: uses}}},
-		{true, true, false, inVRAM, Stats{Hits: Hits{VRAM: uses}}},
-		{true, true, true, inVRAM, Stats{Hits: Hits{VRAM: uses}}},
-	} {
+	for n := range 16 {
+		vram, pinned, lru, ahead := n&8 != 0, n&4 != 0, n&2 != 0, n&1 != 0
+		want := Stats{RoutedExperts: uses, DistinctExperts: 1}
+		var where bucket
+		switch { // a tier comes before all that are right of it
+		case n >= 8:
+			where, want.Hits.VRAM, want.Avoided.VRAM = inVRAM, uses, 1
+		case n >= 4:
+			where, want.Hits.Pinned, want.Avoided.Pinned = inPinned, uses, 1
+		case n >= 2:
+			where, want.Hits.LRU, want.Avoided.LRU = inLRU, uses, 1
+		case n == 1:
+			where, want.Hits.LRU, want.Misses, want.Prefetch.Used = inAhead, uses-1, 1, 1
+		default:
+			where, want.Hits.LRU, want.Misses = missed, uses-1, 1
+		}
 		var st Stats
-		got := st.count(tt.vram, tt.pinned, tt.lru, uses)
-		tt.stats.RoutedExperts, tt.stats.DistinctExperts = uses, 1
-		if got != tt.want || st != tt.stats {
-			t.Errorf("vram %v pinned %v lru %v: bucket %d, %+v; want %d, %+v", tt.vram, tt.pinned, tt.lru, got, st, tt.want, tt.stats)
+		if got := st.count(vram, pinned, lru, ahead, uses); got != where || st != want {
+			t.Errorf("vram %v pinned %v lru %v ahead %v: bucket %d, %+v; want %d, %+v", vram, pinned, lru, ahead, got, st, where, want)
 		}
 		if st.Hits.VRAM+st.Hits.Pinned+st.Hits.LRU+st.Misses != st.RoutedExperts {
 			t.Errorf("%+v does not sum", st)

@@ -113,8 +113,10 @@ func (s *Step) enter(experts, uses []int32) {
 			positions = max(positions, u)
 		}
 		k.policy.Begin(int(s.layer), int(positions))
-		for _, e := range experts {
-			k.policy.Use(Key{Layer: s.layer, Expert: e}, 0)
+		for i, e := range experts {
+			if !s.items[i].fixed() { // what is in another tier is none of the policy's
+				k.policy.Use(Key{Layer: s.layer, Expert: e}, 0)
+			}
 		}
 		return
 	}
@@ -126,7 +128,9 @@ func (s *Step) enter(experts, uses []int32) {
 		if e < 0 || int(e) >= len(s.seen) || !s.seen[e] {
 			panic(fmt.Sprintf("tiers: layer %d: Routed names expert %d, Begin does not", s.layer, e))
 		}
-		k.policy.Use(Key{Layer: s.layer, Expert: e}, i/s.c.opt.TopK)
+		if l := &s.c.layers[s.layer]; l.fixed[e] == nil && !l.vram[e] {
+			k.policy.Use(Key{Layer: s.layer, Expert: e}, i/s.c.opt.TopK)
+		}
 	}
 	for _, e := range experts {
 		s.seen[e] = false
@@ -169,6 +173,10 @@ func (s *Step) settle() {
 	for i := range s.items {
 		it := &s.items[i]
 		sl := it.slot
+		if it.fixed() {
+			it.slot = nil
+			continue
+		}
 		if sl == nil {
 			if it.state == waiting { // it never got a slot
 				cl.kept.policy.Remove(Key{Layer: s.layer, Expert: it.expert})
@@ -178,7 +186,7 @@ func (s *Step) settle() {
 		it.slot = nil
 		sl.held = false
 		switch {
-		case it.hit:
+		case it.hit():
 		case it.state == failed:
 			cl.kept.policy.Remove(sl.fetch.Key)
 			cl.free = append(cl.free, sl)
@@ -187,13 +195,15 @@ func (s *Step) settle() {
 		}
 	}
 	cl.kept.policy.End()
-	for cl.kept.n > cl.size.Keep || cl.kept.policy.Over() {
+	s.c.trim(cl, cl.size.Keep)
+}
+
+// trim lets go of what is above keep experts, between two batches.
+func (c *Cache) trim(cl *class, keep int) {
+	for cl.kept.n > keep || cl.kept.policy.Over() {
 		sl := cl.kept.removeVictim()
-		s.c.evicted(sl)
-		cl.free = append(cl.free, sl)
-		if cl.slotBytes == 0 {
-			s.c.work <- work{drop: sl} // what is not loaded over is dropped now
-		}
+		c.evicted(sl)
+		c.release(sl)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"unsafe"
@@ -21,16 +22,18 @@ type fake struct {
 	pick   func(n int) int // which of n reads in flight finishes; nil: only those that finish names
 	broken map[Key]bool    // reads of these fail
 
-	mu       sync.Mutex
-	arenas   [][]byte // registered
-	cond     *sync.Cond
-	inFlight []*storage.Fetch
-	finished []*storage.Fetch
-	stuck    bool    // Reap waits for finish
-	batches  [][]Key // submitted, since the last look
-	mapped   map[Key]*storage.Fetch
-	evicts   int
-	stats    SourceStats
+	mu         sync.Mutex
+	arenas     [][]byte // registered
+	cond       *sync.Cond
+	inFlight   []*storage.Fetch
+	finished   []*storage.Fetch
+	stuck      bool    // Reap waits for finish
+	batches    [][]Key // submitted, since the last look
+	background []bool  // of each batch
+	mapped     map[Key]*storage.Fetch
+	evicts     int
+	hurried    int
+	stats      SourceStats
 }
 
 type fakeLayer struct{ slot, part int64 } // part: bytes of each of three matrices
@@ -100,6 +103,7 @@ func (f *fake) Submit(fetches []*storage.Fetch) {
 		keys = append(keys, x.Key)
 	}
 	f.batches = append(f.batches, keys)
+	f.background = append(f.background, fetches[0].Background)
 	f.cond.Broadcast()
 }
 
@@ -170,6 +174,15 @@ func (f *fake) Reap() *storage.Fetch {
 	return x
 }
 
+func (f *fake) Hurry(x *storage.Fetch) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !slices.Contains(f.inFlight, x) && !slices.Contains(f.finished, x) {
+		f.t.Errorf("%v is to hurry and is not in flight", x.Key)
+	}
+	f.hurried++
+}
+
 func (f *fake) Evict(x *storage.Fetch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -192,6 +205,27 @@ func (f *fake) Stats() SourceStats {
 }
 
 func (f *fake) Close() error { return nil }
+
+// fakeDevice keeps what is uploaded, and checks it.
+type fakeDevice struct {
+	f    *fake
+	keys []Key
+	err  error
+}
+
+// ExpertBytes adds a scale for each 64 bytes.
+func (d *fakeDevice) ExpertBytes(layer int, payload int64) int64 { return payload + payload/64*4 }
+
+func (d *fakeDevice) Upload(k Key, parts *Parts) error {
+	if d.err != nil {
+		return d.err
+	}
+	if err := d.f.verify(k, parts); err != nil {
+		d.f.t.Error(err)
+	}
+	d.keys = append(d.keys, k)
+	return nil
+}
 
 // content is byte i of part p of an expert.
 func content(k Key, p, i int) byte {
@@ -224,12 +258,28 @@ func (f *fake) verify(k Key, parts *[MaxParts][]byte) error {
 // is submitted waits for the next read that finishes.
 func (f *fake) settle(c *Cache) {
 	for {
+		c.mu.Lock()
+		queued := len(c.behind.queue) - c.behind.head
+		stats := c.stats
+		c.mu.Unlock()
 		f.mu.Lock()
-		all := len(f.inFlight)+len(c.arrived) == c.step.inFlight
+		air, asked := -queued, 0
+		for _, s := range c.ahead.slots {
+			if s.ahead == flying {
+				air++
+			}
+		}
+		for _, x := range f.inFlight {
+			if !x.Background {
+				asked++
+			}
+		}
+		all := len(f.inFlight)+len(c.arrived) == c.step.inFlight+air
+		all = all && (queued == 0 || asked > 0 || len(f.inFlight) == aheadAtOnce) // it goes ahead no further
 		quiet := len(f.finished) == 0 && (f.pick == nil || len(f.inFlight) == 0) &&
 			(all || f.stuck && len(f.inFlight) > 0 && len(c.work) > 0)
 		if f.mode == storage.MMap {
-			quiet = quiet && int64(f.evicts) == c.Stats().Evictions
+			quiet = quiet && int64(f.evicts) == stats.Evictions+stats.Prefetch.Wasted
 		}
 		f.mu.Unlock()
 		if quiet {

@@ -96,12 +96,9 @@ type group struct {
 // left is what a cgroup leaves of its limits, at least 0. A folder without the
 // files of the memory controller (the root of version 2) has no limit.
 func (m Memory) left(g group) (n int64, limited bool, err error) {
-	limits, usage, reclaim := []string{"memory.limit_in_bytes"}, "memory.usage_in_bytes", "total_inactive_file"
-	if g.v2 {
-		limits, usage, reclaim = []string{"memory.max", "memory.high"}, "memory.current", "inactive_file"
-	}
+	f := g.files()
 	limit := int64(math.MaxInt64)
-	for _, name := range limits {
+	for _, name := range f.limits {
 		v, err := m.value(path.Join(g.dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -111,20 +108,39 @@ func (m Memory) left(g group) (n int64, limited bool, err error) {
 		}
 		limit = min(limit, v)
 	}
-	// Version 1 writes "no limit" as the largest whole number of pages.
-	if limit >= math.MaxInt64>>1 {
+	if limit >= unlimited {
 		return 0, false, nil
 	}
-	used, err := m.value(path.Join(g.dir, usage))
+	used, err := m.value(path.Join(g.dir, f.usage))
 	if err != nil {
 		return 0, false, err
 	}
-	cache, err := m.field(path.Join(g.dir, "memory.stat"), reclaim)
+	cache, err := m.field(path.Join(g.dir, "memory.stat"), f.reclaim)
 	if err != nil {
 		return 0, false, err
 	}
-	return max(0, limit-max(0, used-cache)), true, nil
+	return leftOf(limit, used, cache), true, nil
 }
+
+// groupFiles are the names of a cgroup's files, and of the line of memory.stat
+// that tells the page cache which is given back first.
+type groupFiles struct {
+	limits         []string
+	usage, reclaim string
+}
+
+func (g group) files() groupFiles {
+	if g.v2 {
+		return groupFiles{[]string{"memory.max", "memory.high"}, "memory.current", "inactive_file"}
+	}
+	return groupFiles{[]string{"memory.limit_in_bytes"}, "memory.usage_in_bytes", "total_inactive_file"}
+}
+
+// unlimited and more is no limit: version 1 writes the largest whole number of
+// pages.
+const unlimited = math.MaxInt64 >> 1
+
+func leftOf(limit, used, cache int64) int64 { return max(0, limit-max(0, used-cache)) }
 
 // groups lists the cgroups with a memory controller from this process's own up
 // to the root of each mounted hierarchy.

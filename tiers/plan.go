@@ -7,6 +7,7 @@ type LayerSize struct {
 	Experts     int
 	SlotBytes   int64 // Source.SlotBytes; in mmap mode 0 promises nothing
 	ExpertBytes int64 // Source.ExpertBytes
+	Apart       int   // of the experts, those in other tiers than the pool: pinned or in VRAM
 }
 
 // A ClassSize is the slots of one class: Keep for experts that stay, Staging
@@ -20,43 +21,56 @@ type ClassSize struct {
 // enough for direct reads.
 const page = 4096
 
-// sizeClass counts the slots of a class whose layers have these experts. No
-// class has more slots than its model has experts.
-func sizeClass(slotBytes int64, experts []int, topK, limit int) ClassSize {
+// SlotSize is what an expert takes in memory: its slot, in whole pages.
+func SlotSize(slotBytes int64) int64 { return (slotBytes + page - 1) / page * page }
+
+// sizeClass counts the slots of a class whose layers have these experts beside
+// those in other tiers. No class has more slots than experts.
+func sizeClass(slotBytes int64, experts []int, staging, limit int) ClassSize {
 	keep, all := 0, 0
 	for _, n := range experts {
 		keep += min(limit, n)
 		all += n
 	}
+	if all == 0 {
+		staging, all = 1, 1 // the way of what belongs to a device
+	}
 	return ClassSize{
-		Bytes:   (slotBytes + page - 1) / page * page,
+		Bytes:   SlotSize(slotBytes),
 		Keep:    keep,
-		Staging: min(topK, all-keep),
+		Staging: min(staging, all-keep),
 	}
 }
 
 // PoolBytes is what New allocates for these layers: the slots that stay and
-// those of experts in flight.
-func PoolBytes(layers []LayerSize, topK, limit int) (lru, staging int64) {
+// the staging slots, top-k and what prefetch has ahead.
+func PoolBytes(layers []LayerSize, inFlight, limit int) (lru, staging int64) {
+	lru, staging, _ = poolSize(layers, inFlight, limit)
+	return lru, staging
+}
+
+func poolSize(layers []LayerSize, inFlight, limit int) (lru, staging int64, slots int) {
 	type size struct{ slot, payload int64 }
 	classes := make(map[size][]int)
 	for _, l := range layers {
 		k := size{l.SlotBytes, l.ExpertBytes}
-		classes[k] = append(classes[k], l.Experts)
+		classes[k] = append(classes[k], l.Experts-l.Apart)
 	}
 	for k, experts := range classes {
-		cs := sizeClass(k.slot, experts, topK, limit)
+		cs := sizeClass(k.slot, experts, inFlight, limit)
 		lru += int64(cs.Keep) * cs.Bytes
 		staging += int64(cs.Staging) * cs.Bytes
+		slots += cs.Keep + cs.Staging
 	}
-	return lru, staging
+	return lru, staging, slots
 }
 
 // A Plan asks which cap fits into memory.
 type Plan struct {
 	Layers    []LayerSize
 	TopK      int
-	Fixed     int64 // bytes of the process beside the pool: base, dense, kv, scratch
+	Ahead     int   // staging slots of prefetch, beside the top-k
+	Fixed     int64 // bytes of the process beside the pool: base, dense, kv, scratch, pinned
 	Available int64 // bytes that the process may have in all, base included (see Memory.Budget)
 	Cap       int   // requested; 0 is auto
 }
@@ -64,6 +78,7 @@ type Plan struct {
 // A CapPlan is the answer to a Plan.
 type CapPlan struct {
 	Cap          int
+	Slots        int    // of the pool: those that stay and those in flight
 	LRU, Staging int64  // bytes of the pool at that cap
 	Peak         int64  // projected resident set at that cap
 	Words        string // why it is not the cap that was requested; "" if it is
@@ -130,6 +145,6 @@ func (p Plan) Fit() (CapPlan, error) {
 
 // at is the plan at one cap.
 func (p Plan) at(limit int) CapPlan {
-	lru, staging := PoolBytes(p.Layers, p.TopK, limit)
-	return CapPlan{Cap: limit, LRU: lru, Staging: staging, Peak: p.Fixed + lru + staging}
+	lru, staging, slots := poolSize(p.Layers, p.TopK+p.Ahead, limit)
+	return CapPlan{Cap: limit, Slots: slots, LRU: lru, Staging: staging, Peak: p.Fixed + lru + staging}
 }

@@ -101,12 +101,12 @@ func TestFit(t *testing.T) {
 		},
 		{
 			name: "layers of two sizes; slots are whole pages",
-			plan: Plan{Layers: []LayerSize{{8, 5000, 4000}, {4, 4096, 4000}, {8, 5000, 4000}}, TopK: 2, Available: 1e9, Cap: 6},
+			plan: Plan{Layers: []LayerSize{{Experts: 8, SlotBytes: 5000, ExpertBytes: 4000}, {Experts: 4, SlotBytes: 4096, ExpertBytes: 4000}, {Experts: 8, SlotBytes: 5000, ExpertBytes: 4000}}, TopK: 2, Available: 1e9, Cap: 6},
 			cap:  6, peak: (12+2)*8192 + 4*4096,
 		},
 		{
 			name: "views promise nothing",
-			plan: Plan{Layers: []LayerSize{{8, 0, 4000}}, TopK: 2, Fixed: 7, Available: 8, Cap: 6},
+			plan: Plan{Layers: []LayerSize{{Experts: 8, ExpertBytes: 4000}}, TopK: 2, Fixed: 7, Available: 8, Cap: 6},
 			cap:  6, peak: 7,
 		},
 	}
@@ -178,7 +178,7 @@ func TestLedger(t *testing.T) {
 			t.Fatalf("%v %d: total %d, want %d", g.p, g.n, l.Total(), before)
 		}
 	}
-	want := "10.0 GB = base 1.0 GB + dense 5.0 GB + kv 3.0 GB + scratch 0.0 GB + staging 0.1 GB + lru 0.9 GB"
+	want := "10.0 GB = base 1.0 GB + dense 5.0 GB + kv 3.0 GB + scratch 0.0 GB + staging 0.1 GB + pinned 0.0 GB + lru 0.9 GB"
 	if l.String() != want {
 		t.Errorf("got  %s\nwant %s", l, want)
 	}

@@ -20,12 +20,16 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts in testdata pr
 // Scripts are blocks of commands, a line ----, and what they print, ended by
 // an empty line. Lines before a block that start with # are comments.
 //
-//	new cap=C topk=K [policy=P] [mode=mmap] [auto] layer=EXPERTS[,big]...   a cache; auto: reads finish by themselves, in order
+//	new cap=C topk=K [policy=P] [mode=mmap] [auto] [prefetch] layer=EXPERTS[,big]... [pin=L/E]... [vram=L/E]... [keephost]
+//	                   a cache; auto: reads finish by themselves, in order
+//	preload
 //	begin LAYER EXPERT[*USES]...
 //	next | try     the expert that is returned, its content checked
 //	done EXPERT...
-//	finish EXPERT...   reads of this step arrive
-//	break EXPERT...    reads of this step will fail
+//	guess LAYER EXPERT...
+//	finish EXPERT...   reads of this step arrive; L/E of another layer
+//	break EXPERT...    reads of this step will fail; L/E of another layer
+//	shrink CAP
 //	cancel         the context
 //	end
 //	order          resident experts of each class, in the order in which they would leave
@@ -100,6 +104,7 @@ type script struct {
 	t      *testing.T
 	f      *fake
 	c      *Cache
+	dev    *fakeDevice
 	step   *Step
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -146,13 +151,34 @@ func (s *script) do(cmd string) string {
 		}
 	case "finish", "break":
 		for _, x := range w[1:] {
-			k := Key{Layer: s.step.layer, Expert: int32(s.num(x))}
+			k := s.key(x)
 			if w[0] == "break" {
 				s.f.broken[k] = true
 			} else {
 				s.f.finish(k)
 				s.f.settle(s.c)
 			}
+		}
+	case "guess":
+		var experts []int32
+		for _, x := range w[2:] {
+			experts = append(experts, int32(s.num(x)))
+		}
+		if !s.step.Guesses() {
+			fmt.Fprintln(&out, "no guess is wanted")
+		}
+		s.step.Guess(s.num(w[1]), experts)
+	case "shrink":
+		s.c.Shrink(s.num(w[1]))
+		for i, cl := range s.c.classes {
+			fmt.Fprintf(&out, "class %d: %d slots, %d stay\n", i, len(cl.slots), cl.size.Keep)
+		}
+	case "preload":
+		if err := s.c.Preload(context.Background()); err != nil {
+			fmt.Fprintln(&out, err)
+		}
+		if s.dev != nil {
+			fmt.Fprintf(&out, "uploaded%s\n", list(s.dev.keys))
 		}
 	case "cancel":
 		s.cancel()
@@ -166,14 +192,26 @@ func (s *script) do(cmd string) string {
 		st := s.c.Stats()
 		fmt.Fprintf(&out, "routed %d distinct %d hits %d misses %d failed %d dropped %d out %d, loads %d\n",
 			st.RoutedExperts, st.DistinctExperts, st.Hits.LRU, st.Misses, st.LoadsFailed, st.LoadsDropped, st.Evictions, st.Source.Loads)
+		if st.PreloadLoads > 0 {
+			fmt.Fprintf(&out, "hits vram %d pinned %d lru %d, avoided vram %d pinned %d lru %d, preload %d of %d bytes\n",
+				st.Hits.VRAM, st.Hits.Pinned, st.Hits.LRU, st.Avoided.VRAM, st.Avoided.Pinned, st.Avoided.LRU, st.PreloadLoads, st.PreloadBytes)
+		}
+		if p := st.Prefetch; p.Guessed > 0 {
+			fmt.Fprintf(&out, "guessed %d right %d missing %d, issued %d used %d late %d wasted %d, vram %d\n",
+				p.Guessed, p.Right, p.Missing, p.Issued, p.Used, p.Late, p.Wasted, p.SkippedVRAM)
+		}
 	default:
 		s.t.Fatalf("unknown command %q", cmd)
 	}
 	s.f.settle(s.c)
-	for _, b := range s.f.batches {
-		fmt.Fprintf(&out, "read%s\n", list(b))
+	for i, b := range s.f.batches {
+		how := "read"
+		if s.f.background[i] {
+			how = "ahead"
+		}
+		fmt.Fprintf(&out, "%s%s\n", how, list(b))
 	}
-	s.f.batches = nil
+	s.f.batches, s.f.background = nil, nil
 	after := s.resident()
 	before = slices.DeleteFunc(before, func(k Key) bool { return slices.Contains(after, k) })
 	if len(before) > 0 {
@@ -188,12 +226,18 @@ func (s *script) got(out *strings.Builder, i int, parts *[MaxParts][]byte, ok bo
 		fmt.Fprintln(out, err)
 	case ok:
 		k := Key{Layer: s.step.layer, Expert: s.step.items[i].expert}
+		if s.step.InVRAM(i) && parts[0] == nil {
+			fmt.Fprintf(out, "%d vram, no copy\n", k.Expert)
+			return
+		}
 		if err := s.f.verify(k, parts); err != nil {
 			s.t.Error(err)
 		}
 		how := "read"
-		if s.step.items[i].hit {
+		if it := &s.step.items[i]; it.hit() {
 			how = "hit"
+		} else if it.from != missed {
+			how = [...]string{inVRAM: "vram", inPinned: "pinned", inAhead: "ahead"}[it.from]
 		}
 		fmt.Fprintf(out, "%d %s\n", k.Expert, how)
 	case pending > 0:
@@ -224,6 +268,14 @@ func (s *script) open(out *strings.Builder, args []string) {
 			opt.Policy = v
 		case "auto":
 			auto = true
+		case "prefetch":
+			opt.Prefetch = PrefetchOn
+		case "pin":
+			opt.Pinned = append(opt.Pinned, s.key(v))
+		case "vram":
+			opt.VRAM = append(opt.VRAM, s.key(v))
+		case "keephost":
+			opt.KeepHost = true
 		case "layer":
 			n, big := strings.CutSuffix(v, ",big")
 			l := len(layers)
@@ -240,6 +292,11 @@ func (s *script) open(out *strings.Builder, args []string) {
 	if auto {
 		s.f.pick = func(int) int { return 0 }
 	}
+	s.dev = nil
+	if opt.VRAM != nil {
+		s.dev = &fakeDevice{f: s.f}
+		opt.Device = s.dev
+	}
 	c, err := New(s.f, opt)
 	if err != nil {
 		s.t.Fatal(err)
@@ -247,6 +304,9 @@ func (s *script) open(out *strings.Builder, args []string) {
 	s.c = c
 	for i, cl := range c.classes {
 		fmt.Fprintf(out, "class %d: %d slots of %d bytes, %d stay\n", i, len(cl.slots), cl.size.Bytes, cl.size.Keep)
+		if len(cl.fixed) > 0 {
+			fmt.Fprintf(out, "class %d: %d slots beside the pool\n", i, len(cl.fixed))
+		}
 	}
 }
 
@@ -259,7 +319,7 @@ func (s *script) resident() (keys []Key) {
 	}
 	if st := &s.c.step; !st.ended {
 		for _, it := range st.items {
-			if it.slot != nil && !it.hit && it.state != loading && it.state != failed {
+			if it.slot != nil && !it.hit() && !it.fixed() && it.state != loading && it.state != failed {
 				keys = append(keys, it.slot.fetch.Key)
 			}
 		}
@@ -268,6 +328,14 @@ func (s *script) resident() (keys []Key) {
 		return int(a.Layer-b.Layer)<<20 + int(a.Expert-b.Expert)
 	})
 	return keys
+}
+
+// key reads LAYER/EXPERT, or the number of an expert of the step's layer.
+func (s *script) key(x string) Key {
+	if l, e, ok := strings.Cut(x, "/"); ok {
+		return Key{Layer: int32(s.num(l)), Expert: int32(s.num(e))}
+	}
+	return Key{Layer: s.step.layer, Expert: int32(s.num(x))}
 }
 
 func (s *script) num(x string) int {

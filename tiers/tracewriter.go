@@ -78,7 +78,7 @@ func (tw *TraceWriter) Batch(s *Step, ids []int32, weights []float32) {
 	}
 	tw.layer = layer
 	for _, it := range s.items {
-		tw.read[it.expert] = !it.hit
+		tw.read[it.expert] = it.from == missed || it.from == inAhead
 	}
 	for i, id := range ids {
 		for _, n := range [...]int64{tw.turn, tw.phase, tw.step + int64(i/k), int64(layer), int64(i % k), int64(id)} {

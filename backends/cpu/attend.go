@@ -78,6 +78,13 @@ func (t *attendScratch) grow(s *backends.KVShape) {
 // scoreStride is the room of a query's scores, which come 16 at a time.
 func scoreStride(s *backends.KVShape) int { return (s.Positions + 15) &^ 15 }
 
+// AttendScratch is what the threads of a backend take for attention over a cache
+// of this shape, when its last position is reached.
+func AttendScratch(s backends.KVShape, threads int) int64 {
+	perThread := attendRun*(s.KeyDim+scoreStride(&s)+s.ValueDim) + keyBlock*max(s.KeyDim, s.ValueDim)
+	return int64(threads) * int64(perThread) * 4
+}
+
 func (a *attendStep) run(w *worker, lo, hi int) {
 	k := w.k.cacheFor(&a.c.shape)
 	for ; lo < hi; lo++ {

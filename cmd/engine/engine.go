@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime/debug"
 	"time"
 
@@ -21,7 +22,8 @@ import (
 	"sluice/tiers"
 )
 
-// Options choose how a model is run. Zero values are the defaults.
+// Options choose how a model is run. Zero values are the defaults, but for
+// Prefetch, which the commands set to PrefetchAuto.
 type Options struct {
 	Path    string
 	Copies  []string // further paths of the same model, on other drives
@@ -35,6 +37,17 @@ type Options struct {
 	Chunk   int       // most positions of one forward pass; 0: 512
 	Ctx     int       // positions of the context; 0: what the model was trained for, at most 4096
 	KV      backends.KVType
+
+	RAM         int64  // bytes of the resident set at most; 0: what is available
+	VRAM        Budget // of Device
+	Pin         Budget // of RAM, for experts that never leave
+	KeepHost    bool   // keep in RAM what is in VRAM
+	Usage       string // file of the usage history, read and written; "": none
+	UsageFreeze string // the same, read alone
+	Prefetch    tiers.Prefetch
+	Device      tiers.Device // nil: there is none
+	Memory      tiers.Memory // of the machine
+	PlanOnly    bool         // nothing will be loaded: what this machine lacks is told, not refused
 }
 
 const (
@@ -58,10 +71,22 @@ type Plan struct {
 	Cap      tiers.CapPlan
 	Ledger   *tiers.Ledger
 	Policy   string
-	Settings Settings // effective values; origins are "flag" where an option was given
-	Notices  []string // what was lowered, replaced or left out, in words
+	Prefetch tiers.Prefetch
+	History  *tiers.History // empty if no file was named
+	VRAM     []tiers.Key    // experts for the device
+	Pinned   []tiers.Key    // experts that will never leave RAM
+	Settings Settings       // effective values; origins are "flag" where an option was given
+	Notices  []string       // what was lowered, replaced or left out, in words
 
-	dense int64 // bytes of the arena of resident tensors
+	VRAMBytes, PinnedBytes int64
+
+	dense     int64 // bytes of the arena of resident tensors
+	copies    int64 // bytes of RAM for what is in VRAM
+	floor     int64 // bytes that are to stay available
+	usagePath string
+	keepHost  bool
+	device    tiers.Device
+	machine   tiers.Memory
 }
 
 // Prepare opens a model and plans its memory. The caller closes the plan, or
@@ -123,7 +148,19 @@ func (p *Plan) prepare(o Options) (err error) {
 	if len(o.Copies) > 0 {
 		p.set("copies", o.Copies, true)
 	}
-	return p.memory(o)
+	p.Prefetch, p.keepHost, p.device, p.machine = o.Prefetch, o.KeepHost, o.Device, o.Memory
+	if len(p.Spec.Roles) < 2 {
+		p.Prefetch = tiers.PrefetchOff // there is no next layer
+	}
+	if err := p.memory(o); err != nil {
+		return err
+	}
+	s := Setting{Name: "prefetch", Value: p.Prefetch.String(), Origin: origin(o.Prefetch != tiers.PrefetchAuto)}
+	if p.Prefetch != o.Prefetch {
+		s.Requested = o.Prefetch.String()
+	}
+	p.Settings.Set(s)
+	return nil
 }
 
 // sidecar takes the slab beside the model in its place, if it is of the same
@@ -168,61 +205,6 @@ func (p *Plan) context(o Options) {
 	p.Settings.Set(s)
 }
 
-// memory plans the resident set and the cap.
-func (p *Plan) memory(o Options) error {
-	p.dense = p.Reader.ResidentBytes(p.Spec.Dense)
-	room, err := tiers.Memory{}.Available()
-	if err != nil {
-		return err
-	}
-	usage, err := tiers.Memory{}.Usage()
-	if err != nil {
-		return err
-	}
-	base := usage.RSS
-	budget := room.Budget(base)
-	// The tokenizer and the tables of the Go heap come on top of what is resident
-	// now; they are measured when all is loaded.
-	kv, scratch := p.Spec.KV(p.Config).Bytes(), p.Spec.ScratchBytes(p.Config)
-	plan := tiers.Plan{TopK: p.Spec.TopK, Fixed: base + p.dense + kv + scratch, Available: budget, Cap: o.Cap}
-	for _, r := range p.Spec.Roles {
-		plan.Layers = append(plan.Layers, tiers.LayerSize{
-			Experts:     r.Experts,
-			SlotBytes:   p.Source.SlotBytes(r.Layer),
-			ExpertBytes: p.Source.ExpertBytes(r.Layer),
-		})
-	}
-	if p.Cap, err = plan.Fit(); err != nil {
-		return err
-	}
-	s := Setting{Name: "cap", Value: p.Cap.Cap, Origin: FromAuto}
-	if o.Cap != 0 {
-		s.Origin = FromFlag
-		if p.Cap.Cap != o.Cap {
-			s.Requested = o.Cap
-		}
-	}
-	p.Settings.Set(s)
-	if p.Cap.Words != "" && (o.Cap != 0 || p.Cap.Cap < p.Spec.Experts) { // an automatic cap of all experts needs no words
-		p.Notices = append(p.Notices, p.Cap.Words)
-	}
-	if err := tiers.CheckPolicy(o.Policy); err != nil {
-		return fmt.Errorf("--policy: %w", err)
-	}
-	p.Policy = cmp.Or(o.Policy, tiers.DefaultPolicy)
-	p.set("policy", p.Policy, o.Policy != "")
-	p.Ledger = tiers.NewLedger(budget)
-	for _, g := range []struct {
-		purpose tiers.Purpose
-		bytes   int64
-	}{{tiers.Base, base}, {tiers.Dense, p.dense}, {tiers.KV, kv}, {tiers.Scratch, scratch}} {
-		if err := p.Ledger.Grant(g.purpose, g.bytes); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (p *Plan) set(name string, value any, given bool) {
 	p.Settings.Set(Setting{Name: name, Value: value, Origin: origin(given)})
 }
@@ -257,9 +239,11 @@ type Engine struct {
 
 	backend *cpu.Backend
 	arena   []byte
+	watch   *tiers.Watch
 }
 
-// Load reads the resident tensors and makes the slots. No expert is read. The
+// Load reads the resident tensors, makes the slots and reads the experts of
+// VRAM and of the pinned set, if there are any; no other expert is read. The
 // engine closes the plan, also if Load fails.
 func (p *Plan) Load(ctx context.Context) (*Engine, error) {
 	e := &Engine{Plan: p}
@@ -290,8 +274,19 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	if e.backend, err = cpu.New(cpu.Options{Threads: e.Threads, Level: e.Kernels}); err != nil {
 		return err
 	}
-	e.Cache, err = tiers.New(e.Source, tiers.Options{Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.Spec.Roles, Policy: e.Policy, Ledger: e.Ledger})
+	if e.Source.Mode() != storage.MMap { // which has no memory of its own to give back
+		if e.watch, err = tiers.NewWatch(e.machine, e.floor); err != nil {
+			return err
+		}
+	}
+	e.Cache, err = tiers.New(e.Source, tiers.Options{
+		Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.Spec.Roles, Policy: e.Policy, History: e.frequency(), Ledger: e.Ledger,
+		Pinned: e.Pinned, VRAM: e.VRAM, Device: e.device, KeepHost: e.keepHost, Prefetch: e.Prefetch, Watch: e.watch,
+	})
 	if err != nil {
+		return err
+	}
+	if err := e.Cache.Preload(ctx); err != nil {
 		return err
 	}
 	weights := func(t tiers.Tensor) []byte { return resident[t.Name] }
@@ -320,12 +315,50 @@ func (p *Plan) TraceHeader(name string) *tiers.Trace {
 	return t
 }
 
+// Finish is called when a command has run its model: it puts what changed
+// meanwhile into the settings, writes the usage history, and says in words what
+// happened. The engine goes on all the same.
+func (e *Engine) Finish() (notices []string, err error) {
+	e.Cache.Land()
+	notices = e.Cache.Notices()
+	if now := e.Cache.Stats().Cap; now != e.Cap.Cap {
+		for _, s := range e.Settings {
+			if s.Name == "cap" {
+				s.Value, s.Requested = now, cmp.Or(s.Requested, any(s.Value))
+				e.Settings.Set(s)
+			}
+		}
+	}
+	if e.usagePath == "" {
+		return notices, nil
+	}
+	// Another run may have written meanwhile: what it counted stays.
+	id := tiers.Identify(e.Spec.Arch, e.Spec.Name, e.File, e.Spec.Roles)
+	h, _, err := tiers.ReadHistory(e.usagePath, id, e.Spec.Roles)
+	if errors.Is(err, fs.ErrNotExist) {
+		h, err = tiers.NewHistory(id, e.Spec.Roles), nil
+	}
+	if err != nil {
+		return notices, err
+	}
+	e.Cache.TakeUses(h)
+	hash, err := h.Write(e.usagePath)
+	if err != nil {
+		return notices, err
+	}
+	return append(notices, fmt.Sprintf("usage: %s now has %d choices, sha256 %s", e.usagePath, h.Total(), hash)), nil
+}
+
 // Close ends the goroutines, frees the memory and closes the files. A second
 // Close does nothing.
 func (e *Engine) Close() error {
 	var errs []error
 	if e.Cache != nil {
 		errs = append(errs, e.Cache.Close())
+	}
+	if e.watch != nil {
+		e.watch.Close()
+		e.watch = nil
 	}
 	if e.backend != nil {
 		errs = append(errs, e.backend.Close())

@@ -66,6 +66,12 @@ type modelFlags struct {
 	noSlab      *bool
 	threads     *int
 	chunk, ctx  *int
+	ram         *string
+	vram, pin   *string
+	releaseHost *bool
+	usage       *string
+	usageFreeze *string
+	prefetch    *string
 	printConfig *bool
 	explain     *bool
 	capArgument bool // the cap came as a positional argument
@@ -87,6 +93,13 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 		chunk:       f.Int("chunk", 0, "most positions of one forward pass (default 512)"),
 		ctx:         f.Int("ctx", 0, "positions of the context (default: the model's, at most 4096)"),
 		kv:          f.String("kv", "f16", "numbers of the key-value cache: f16, f32 or q8"),
+		ram:         f.String("ram", "", "most memory that the process takes, such as 48GiB (default: what is available)"),
+		vram:        f.String("vram", "", "experts in a device's memory: how many, or bytes such as 16GiB"),
+		pin:         f.String("pin", "", "experts that never leave RAM, the most used first: how many, or bytes such as 4GiB"),
+		releaseHost: f.Bool("release-host", true, "keep no copy in RAM of the experts in a device's memory"),
+		usage:       f.String("usage", "", "file of the usage history: read, and written at the end"),
+		usageFreeze: f.String("usage-freeze", "", "file of the usage history: read, and left as it is"),
+		prefetch:    f.String("prefetch", "auto", "read experts before their layer asks: off, auto (while it gives more than it costs) or on"),
 		printConfig: f.Bool("print-config", false, "print every setting with its value and origin, and stop"),
 		explain:     f.Bool("explain-counters", false, "print what each counter counts, and stop"),
 	}
@@ -148,8 +161,49 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 	if o.Kernels, err = cpu.ParseLevel(os.Getenv("SLUICE_CPU")); err != nil {
 		return o, usagef("SLUICE_CPU: %v", err)
 	}
+	if err := m.memory(&o); err != nil {
+		return o, err
+	}
 	o.Path, err = modelPath(*m.model)
 	return o, err
+}
+
+// memory reads the flags that say what lies where.
+func (m *modelFlags) memory(o *engine.Options) (err error) {
+	if m.set.Changed("ram") {
+		if o.RAM, err = parseSize(*m.ram); err != nil {
+			return usagef("--ram: %v", err)
+		}
+	}
+	if o.VRAM, err = parseBudget(*m.vram); err != nil {
+		return usagef("--vram: %v", err)
+	}
+	if o.Pin, err = parseBudget(*m.pin); err != nil {
+		return usagef("--pin: %v", err)
+	}
+	if o.Prefetch, err = tiers.ParsePrefetch(*m.prefetch); err != nil {
+		return usagef("--prefetch: %v", err)
+	}
+	if *m.usage != "" && *m.usageFreeze != "" {
+		return usagef("--usage %s and --usage-freeze %s: a history is either live or frozen, use one", *m.usage, *m.usageFreeze)
+	}
+	o.Usage, o.UsageFreeze, o.KeepHost = *m.usage, *m.usageFreeze, !*m.releaseHost
+	return nil
+}
+
+// parseBudget reads a number of experts, or of bytes if it has a unit. An empty
+// text, and 0, want nothing.
+func parseBudget(text string) (b engine.Budget, err error) {
+	if text == "" {
+		return b, nil
+	}
+	if n, err := strconv.Atoi(text); err == nil && n >= 0 && n <= 1<<30 {
+		return engine.Budget{Experts: n}, nil
+	}
+	if b.Bytes, err = parseSize(text); err != nil || strings.Trim(text, "0123456789.") == "" {
+		return engine.Budget{}, fmt.Errorf("%q is neither a number of experts, such as 64, nor of bytes, such as 4GiB or 500MB", text)
+	}
+	return b, nil
 }
 
 func capError(n int) error {

@@ -178,6 +178,8 @@ func TestInterruptAnywhere(t *testing.T) {
 				Routed  int            `json:"routed_experts_total"`
 				Misses  int            `json:"tier_misses"`
 				Dropped int            `json:"host_loads_dropped"`
+				Issued  int            `json:"prefetch_issued"`
+				Used    int            `json:"prefetch_used"`
 				Hits    map[string]int `json:"tier_hits"`
 				Loads   map[string]int `json:"host_loads_total"`
 			}
@@ -190,7 +192,7 @@ func TestInterruptAnywhere(t *testing.T) {
 		if got.Why != "interrupted" || len(got.IDs) > len(all.IDs) || !slices.Equal(got.IDs, all.IDs[:len(got.IDs)]) {
 			t.Errorf("at %d: %v, ended by %s; want the beginning of %v", n, got.IDs, got.Why, all.IDs)
 		}
-		if c.Hits["lru"]+c.Misses != c.Routed || c.Loads["slab"]+c.Loads["pread"]+c.Dropped != c.Misses {
+		if c.Hits["lru"]+c.Misses != c.Routed || c.Loads["slab"]+c.Loads["pread"]+c.Dropped != c.Misses+c.Issued-c.Used {
 			t.Errorf("at %d: the counters do not sum: %+v", n, c)
 		}
 		if got.PrefillTokens == 0 {

@@ -29,6 +29,15 @@ func drives(s streams, e *engine.Engine) {
 	}
 }
 
+// finish tells what happened while the model ran, and saves what is to last.
+func finish(s streams, e *engine.Engine) error {
+	notices, err := e.Finish()
+	for _, n := range notices {
+		s.notice("%s", n)
+	}
+	return err
+}
+
 // progress tells a person at a terminal what is under way; logs stay clean.
 func progress(s streams, format string, args ...any) {
 	if f, ok := s.err.(*os.File); ok {

@@ -58,6 +58,9 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 	if err := writeLogits(ctx, e, ids, w); err != nil {
 		return err
 	}
+	if err := finish(s, e); err != nil {
+		return err
+	}
 	if *m.json {
 		count, err := counters(e, 0)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sluice/cmd/engine"
 	"sluice/moe"
 	"sluice/tiers"
 )
@@ -49,6 +50,7 @@ func commands() []command {
 		{"perplexity", "[MODEL] FILE", "measure how well a model predicts a text", perplexityCommand},
 		{"logits", "[MODEL] --ids FILE -o OUT.safetensors", "write the logits and last hidden states of given tokens", logitsCommand},
 		{"tokenize", "[MODEL]", "turn text on standard input into token ids, one a line", tokenizeCommand},
+		{"plan", "[MODEL]", "show what would lie where in memory, and how fast the drive allows", planCommand},
 		{"inspect", "[MODEL]", "describe a model from its headers", inspectCommand},
 		{"pack", "[MODEL] [-o OUT.slab]", "pack a model so that one read brings an expert", packCommand},
 		{"verify", "[MODEL]", "read a model whole and name every expert or tensor that is bad", verifyCommand},
@@ -107,6 +109,7 @@ func code(s streams, c command, err error) int {
 	var usage *usageError
 	var context_ *moe.ContextError
 	var room *tiers.NoRoomError
+	var refused *engine.RefusedError
 	switch {
 	case err == nil:
 		return exitDone
@@ -121,7 +124,7 @@ func code(s streams, c command, err error) int {
 	case errors.As(err, &context_):
 		s.notice("sluice %s: %v", c.name, err)
 		return exitUsage
-	case errors.As(err, &room):
+	case errors.As(err, &room), errors.As(err, &refused):
 		s.notice("sluice %s: %v", c.name, err)
 		return exitRefused
 	}

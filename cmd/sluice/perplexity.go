@@ -82,6 +82,9 @@ func perplexityCommand(ctx context.Context, s streams, args []string) error {
 		}
 		return err
 	}
+	if err := finish(s, e); err != nil {
+		return err
+	}
 	if *m.json {
 		count, err := counters(e, 0)
 		if err != nil {

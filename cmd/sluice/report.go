@@ -28,13 +28,17 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 	c, m := e.Cache.Stats(), e.Model.Stats()
 	loads := map[string]int64{"slab": 0, "pread": 0, "mmap": 0}
 	loads[e.Source.Mode().String()] = c.Source.Loads
+	hits := func(h tiers.Hits) map[string]int64 {
+		return map[string]int64{"vram": h.VRAM, "pinned": h.Pinned, "lru": h.LRU}
+	}
 	return map[string]any{
 		"positions_total":        m.Positions,
 		"forwards_total":         m.Forwards,
 		"emitted_tokens_total":   emitted,
 		"routed_experts_total":   c.RoutedExperts,
 		"distinct_experts_total": c.DistinctExperts,
-		"tier_hits":              map[string]int64{"vram": c.Hits.VRAM, "pinned": c.Hits.Pinned, "lru": c.Hits.LRU},
+		"tier_hits":              hits(c.Hits),
+		"loads_avoided":          hits(c.Avoided),
 		"tier_misses":            c.Misses,
 		"host_loads_total":       loads,
 		"host_load_bytes":        c.Source.LoadBytes,
@@ -44,7 +48,17 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		"host_load_wait_ns":      c.LoadWaitNanos,
 		"host_loads_failed":      c.LoadsFailed,
 		"host_loads_dropped":     c.LoadsDropped,
+		"preload_loads":          c.PreloadLoads,
+		"preload_bytes":          c.PreloadBytes,
+		"prefetch_guessed":       c.Prefetch.Guessed,
+		"prefetch_guessed_right": c.Prefetch.Right,
+		"prefetch_issued":        c.Prefetch.Issued,
+		"prefetch_used":          c.Prefetch.Used,
+		"prefetch_late":          c.Prefetch.Late,
+		"prefetch_wasted":        c.Prefetch.Wasted,
+		"prefetch_skipped_vram":  c.Prefetch.SkippedVRAM,
 		"evictions":              map[string]int64{"lru": c.Evictions},
+		"cap_changes":            c.CapChanges,
 		"rss_bytes":              usage.RSS,
 		"rss_peak_bytes":         usage.PeakRSS,
 		"major_faults":           usage.MajorFaults,
@@ -93,16 +107,31 @@ func experts(c, before tiers.Stats, e *engine.Engine) string {
 		return "experts: none routed"
 	}
 	share := func(n int64) float64 { return 100 * float64(n) / float64(routed) }
-	loaded := c.Source.LoadBytes - before.Source.LoadBytes
+	loaded := c.Source.LoadBytes - before.Source.LoadBytes - (c.PreloadBytes - before.PreloadBytes)
 	wait := c.LoadWaitNanos - before.LoadWaitNanos
 	var b strings.Builder
-	fmt.Fprintf(&b, "experts: %d routed = %d from RAM (%.1f%%) + %d from the drive (%.1f%%, %s by %s",
-		routed, routed-misses, share(routed-misses), misses, share(misses), size(loaded), e.Source.Mode())
+	fmt.Fprintf(&b, "experts: %d routed = %d from RAM (%.1f%%", routed, routed-misses, share(routed-misses))
+	if n := c.Hits.Pinned - before.Hits.Pinned; n > 0 {
+		fmt.Fprintf(&b, ", %d of them pinned", n)
+	}
+	fmt.Fprintf(&b, ") + %d from the drive (%.1f%%, %s by %s", misses, share(misses), size(loaded), e.Source.Mode())
+	if n := c.Prefetch.Used - before.Prefetch.Used; n > 0 {
+		fmt.Fprintf(&b, ", %d of them ahead", n)
+	}
 	if wait > 0 {
 		fmt.Fprintf(&b, ", waited %.3g s", float64(wait)/1e9)
 	}
-	fmt.Fprintf(&b, "); cap %d of %d per layer", e.Cap.Cap, e.Spec.Experts)
+	fmt.Fprintf(&b, "); cap %d of %d per layer", c.Cap, e.Spec.Experts)
 	return b.String()
+}
+
+// prefetched says what reading ahead came to, "" if nothing was guessed.
+func prefetched(p tiers.PrefetchStats) string {
+	if p.Guessed == 0 {
+		return ""
+	}
+	return fmt.Sprintf("prefetch: %.1f%% of the guessed experts were chosen; %d read ahead, %d of them used (%d came late), %d for nothing",
+		100*float64(p.Right)/float64(p.Guessed), p.Issued, p.Used, p.Late, p.Wasted)
 }
 
 // size writes bytes for people: GB is 10^9.

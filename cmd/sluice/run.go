@@ -267,14 +267,19 @@ func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, s
 	if err := put(decoder.Flush()); err != nil {
 		return err
 	}
+	if !*m.json {
+		if _, err := io.WriteString(s.out, "\n"); err != nil {
+			return err
+		}
+	}
+	if err := finish(s, e); err != nil {
+		return err
+	}
 	if *m.json {
 		if err := generatedJSON(s.out, e, ids, r, text.String()); err != nil {
 			return err
 		}
 	} else {
-		if _, err := io.WriteString(s.out, "\n"); err != nil {
-			return err
-		}
 		summary(s, e, r, prefill)
 	}
 	if r.Why == moe.WhyInterrupted {
@@ -328,6 +333,9 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 	}
 	s.notice("prompt %s", experts(prefill, tiers.Stats{}, e))
 	s.notice("decode %s", experts(e.Cache.Stats(), prefill, e))
+	if words := prefetched(e.Cache.Stats().Prefetch); words != "" {
+		s.notice("%s", words)
+	}
 	if e.Drive.Rate > 0 {
 		s.notice("drive: %s/s at depth %d, measured while loading", size(int64(e.Drive.Rate)), e.Drive.Depth)
 	}
@@ -336,6 +344,7 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 			s.notice("drive: %s gave %s of experts, %s/s of late, %d errors", d.Path, size(d.ReadBytes), size(int64(d.Rate)), d.Errors)
 		}
 	}
-	s.notice("memory: %s announced: dense %s, kv %s, scratch %s, staging %s, lru %s, the rest the program", size(e.Announced),
-		size(e.Ledger.Of(tiers.Dense)), size(e.Ledger.Of(tiers.KV)), size(e.Ledger.Of(tiers.Scratch)), size(e.Ledger.Of(tiers.Staging)), size(e.Ledger.Of(tiers.LRU)))
+	s.notice("memory: %s announced: dense %s, kv %s, scratch %s, staging %s, pinned %s, lru %s, the rest the program", size(e.Announced),
+		size(e.Ledger.Of(tiers.Dense)), size(e.Ledger.Of(tiers.KV)), size(e.Ledger.Of(tiers.Scratch)), size(e.Ledger.Of(tiers.Staging)),
+		size(e.Ledger.Of(tiers.Pinned)), size(e.Ledger.Of(tiers.LRU)))
 }

@@ -60,9 +60,11 @@ func TestRunJSON(t *testing.T) {
 	}
 	counters, _ := at(t, o, "counters").(map[string]any)
 	want := []string{
-		"distinct_experts_total", "emitted_tokens_total", "evictions{lru}", "forwards_total", "host_checksum_retries", "host_load_bytes", "host_load_wait_ns",
+		"cap_changes", "distinct_experts_total", "emitted_tokens_total", "evictions{lru}", "forwards_total", "host_checksum_retries", "host_load_bytes", "host_load_wait_ns",
 		"host_loads_dropped", "host_loads_failed", "host_loads_total{mmap}", "host_loads_total{pread}", "host_loads_total{slab}",
-		"host_read_bytes", "host_read_retries", "major_faults", "minor_faults", "positions_total", "routed_experts_total", "rss_bytes",
+		"host_read_bytes", "host_read_retries", "loads_avoided{lru}", "loads_avoided{pinned}", "loads_avoided{vram}", "major_faults", "minor_faults",
+		"positions_total", "prefetch_guessed", "prefetch_guessed_right", "prefetch_issued", "prefetch_late", "prefetch_skipped_vram", "prefetch_used",
+		"prefetch_wasted", "preload_bytes", "preload_loads", "routed_experts_total", "rss_bytes",
 		"rss_peak_bytes", "tier_hits{lru}", "tier_hits{pinned}", "tier_hits{vram}", "tier_misses",
 	}
 	if got := flatten(counters); !slices.Equal(got, want) {
@@ -79,6 +81,7 @@ func TestRunJSON(t *testing.T) {
 	hits := count("tier_hits", "vram") + count("tier_hits", "pinned") + count("tier_hits", "lru")
 	loads := count("host_loads_total", "slab") + count("host_loads_total", "pread") + count("host_loads_total", "mmap")
 	misses := count("tier_misses")
+	ahead := count("prefetch_issued") - count("prefetch_used") // read for nothing
 	for _, eq := range []struct {
 		what      string
 		got, want int64
@@ -88,8 +91,9 @@ func TestRunJSON(t *testing.T) {
 		{"forwards: one for the prompt, one for each token after the first", count("forwards_total"), tokens},
 		{"routed experts: top-k for each position and layer", count("routed_experts_total"), count("positions_total") * layers * topK},
 		{"hits and misses", hits + misses, count("routed_experts_total")},
-		{"loads", loads, misses},
-		{"loaded bytes", count("host_load_bytes"), misses * number(t, inspect, "bytes_per_expert")},
+		{"loads", loads, misses + ahead},
+		{"reads ahead for nothing", count("prefetch_wasted"), ahead},
+		{"loaded bytes", count("host_load_bytes"), (misses + ahead) * number(t, inspect, "bytes_per_expert")},
 		{"experts that stayed", misses - count("evictions", "lru"), cap * layers},
 		{"failed loads", count("host_loads_failed"), 0},
 		{"dropped loads", count("host_loads_dropped"), 0},
@@ -333,20 +337,26 @@ func TestOutputFails(t *testing.T) {
 	}
 }
 
-// TestRepeatable: what is counted is the same in every run.
+// TestRepeatable: what is counted is the same in every run. What prefetch gets
+// to read depends on the drive, but not what is a hit.
 func TestRepeatable(t *testing.T) {
-	counts := func() map[string]string {
-		o := mustRun(t, "run", demo, "4", "-p", verse, "-n", "10", "--temp", "0", "--json").object(t)
+	always := []string{"routed_experts_total", "distinct_experts_total", "tier_hits", "tier_misses", "evictions", "positions_total", "forwards_total"}
+	counts := func(prefetch string, names ...string) map[string]string {
+		o := mustRun(t, "run", demo, "4", "-p", verse, "-n", "10", "--temp", "0", "--json", "--prefetch", prefetch).object(t)
 		got := map[string]string{}
-		for _, name := range []string{"routed_experts_total", "distinct_experts_total", "tier_hits", "tier_misses", "host_loads_total", "host_load_bytes", "evictions", "positions_total", "forwards_total"} {
+		for _, name := range append(names, always...) {
 			got[name] = fmt.Sprint(at(t, o, "counters", name))
 		}
 		return got
 	}
-	first := counts()
+	loads := []string{"host_loads_total", "host_load_bytes"}
+	first, firstAhead := counts("off", loads...), counts("on")
 	for range 2 {
-		if again := counts(); !maps.Equal(first, again) {
+		if again := counts("off", loads...); !maps.Equal(first, again) {
 			t.Errorf("%v, then %v", first, again)
+		}
+		if again := counts("on"); !maps.Equal(firstAhead, again) {
+			t.Errorf("with prefetch: %v, then %v", firstAhead, again)
 		}
 	}
 }

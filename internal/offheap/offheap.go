@@ -82,6 +82,27 @@ func Populate(b []byte) {
 	touch(whole)
 }
 
+// Discard gives the whole pages of b back to the system; where b is the end of
+// what Alloc gave, its last page too. The mapping stays, what is touched again
+// is zero.
+func Discard(b []byte) {
+	page := unix.Getpagesize()
+	start := unsafe.Pointer(unsafe.SliceData(b))
+	skip := int(-uintptr(start) & uintptr(page-1))
+	if len(b) <= skip {
+		return
+	}
+	n := len(b) - skip
+	if cap(b) == len(b) {
+		n = (n + page - 1) &^ (page - 1)
+	} else {
+		n &^= page - 1
+	}
+	if n > 0 {
+		unix.Madvise(unsafe.Slice((*byte)(unsafe.Add(start, skip)), n), unix.MADV_DONTNEED) // of memory that is not locked it does not fail
+	}
+}
+
 // touch writes to each page of b, which starts on one, without changing it.
 func touch(b []byte) {
 	for i := 0; i < len(b); i += 4096 {
