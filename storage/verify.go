@@ -101,7 +101,9 @@ func (v *verifier) tensor(k int, sum *uint32) error {
 	}
 	_, block := t.Type.Block()
 	chunk := int64(verifyChunk) / int64(block) * int64(block)
-	got, ranged, compared := uint32(0), false, false
+	got, ranged := uint32(0), false
+	var differs error // from the model that was packed
+	var differsAt int64
 	for done := int64(0); done < t.Bytes; done += chunk {
 		if err := v.ctx.Err(); err != nil {
 			return err
@@ -117,17 +119,25 @@ func (v *verifier) tensor(k int, sum *uint32) error {
 			ranged = true
 			find(t.Off+at, err)
 		}
-		if v.packed != nil && !compared {
-			if at, err := v.compare(b, k, done); err != nil {
-				compared = true
-				find(t.Off+at, err)
-			}
+		if v.packed != nil && differs == nil {
+			differsAt, differs = v.compare(b, k, done)
 		}
 	}
-	if sum != nil && got != *sum {
+	switch {
+	case sum != nil && got != *sum:
 		find(t.Off, &ChecksumError{File: v.m.Files[t.File].Path, Tensor: t.Name, Off: t.Off, Want: *sum, Got: got})
+	case differs != nil:
+		find(t.Off+differsAt, changed(differs))
 	}
 	return nil
+}
+
+// changed says what a difference means where the slab's own checksum fits.
+func changed(differs error) error {
+	if differs == nil {
+		return nil
+	}
+	return fmt.Errorf("%w, and the checksum made at packing fits: that model has changed since or is damaged; look at it before you pack it again", differs)
 }
 
 // compare compares b, which is tensor k from its byte from on, with the model
@@ -146,7 +156,7 @@ func (v *verifier) compare(b []byte, k int, from int64) (at int64, err error) {
 		i++
 	}
 	at = from + int64(i)
-	return at, fmt.Errorf("byte %d of the tensor is not that of %s: pack the model again", at, v.packed.Files[t.File].Path)
+	return at, fmt.Errorf("byte %d of the tensor is not that of %s", at, v.packed.Files[t.File].Path)
 }
 
 // checkRange finds the first number of b that the arithmetic does not take, and
@@ -223,11 +233,14 @@ func (v *verifier) expert(it item) error {
 		v.Bad = append(v.Bad, Finding{v.m.Files[0].Path, tensor, Key{int32(st.layer), int32(it.expert)}, off, err})
 	}
 	b := room(&v.buf, it.n)
-	if err := v.m.readExpert(b, st, it.expert); err != nil {
+	err := v.m.readExpert(b, st, it.expert)
+	if sum := (*ChecksumError)(nil); err == nil || errors.As(err, &sum) {
+		v.note(it.n)
+	}
+	if err != nil {
 		find("", it.off, err)
 		return nil
 	}
-	v.note(it.n)
 	for _, k := range st.parts {
 		t := v.m.Tensors[k]
 		off, share := t.at(it.expert, int64(st.experts))
@@ -236,6 +249,7 @@ func (v *verifier) expert(it item) error {
 		if err == nil && v.packed != nil {
 			at, err = v.compare(part, k, it.expert*share)
 			at -= it.expert * share
+			err = changed(err)
 		}
 		if err != nil {
 			find(t.Name, off+at, err)
