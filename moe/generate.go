@@ -51,7 +51,7 @@ type Generation struct {
 	Ctx     int     // positions of the context, prompt included
 	Stop    func(id int32) bool
 	Emit    func(id int32) error // gets each token as it is chosen, the stopping one not; its error ends all
-	Decodes func()               // called once, when the first token is chosen and decoding begins; nil: nothing is
+	Decodes func()               // called once, when the prompt has been run and decoding begins; nil: nothing is
 }
 
 // A Result is what was generated, with the counts and times of its two phases.
@@ -103,6 +103,9 @@ func Generate(ctx context.Context, d Decoder, s *Sampler, g Generation) (r Resul
 	}
 	r.Prefill.Tokens = len(g.Prompt)
 	if g.Tokens == 0 {
+		if g.Decodes != nil {
+			g.Decodes()
+		}
 		return r, nil
 	}
 

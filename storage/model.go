@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 )
 
@@ -29,6 +30,9 @@ type Model struct {
 	copies [][]File // the same files on other drives: see OpenCopies
 }
 
+// ErrNoModel says that there is no file of the model's name.
+var ErrNoModel = errors.New("no such model")
+
 // Open opens the model at path: a GGUF file of version 2 or 3, or any shard of
 // a split one, whose siblings are found by their names; or a slab, which Pack
 // writes. What is wrong with the bytes is a *FormatError; what is wrong with the
@@ -36,6 +40,8 @@ type Model struct {
 func Open(path string) (*Model, error) {
 	fi, err := os.Stat(path)
 	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("storage: %w: %w", ErrNoModel, err)
 	case err != nil:
 		return nil, fmt.Errorf("storage: open model: %w", err)
 	case fi.IsDir():

@@ -124,25 +124,18 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 		}
 	}
 	if len(rest) > 0 {
-		return o, usagef("unexpected argument %q", rest[0])
+		return o, usagef("unexpected argument %q: the arguments are MODEL and CAP, in this order", rest[0])
 	}
 	if *m.cap < 1 && (m.capArgument || m.set.Changed("cap")) {
 		return o, capError(*m.cap)
 	}
 	for _, n := range []struct {
-		name string
-		v    int
-	}{{"threads", *m.threads}, {"chunk", *m.chunk}, {"ctx", *m.ctx}, {"io-depth", *m.depth}} {
-		if n.v < 1 && m.set.Changed(n.name) {
-			return o, usagef("--%s %d: it must be at least 1", n.name, n.v)
+		name    string
+		v, most int // far above all that a machine has
+	}{{"threads", *m.threads, 1024}, {"chunk", *m.chunk, 1 << 20}, {"ctx", *m.ctx, 1 << 27}, {"io-depth", *m.depth, 4096}} {
+		if m.set.Changed(n.name) && (n.v < 1 || n.v > n.most) {
+			return o, usagef("--%s %d: use 1 to %d", n.name, n.v, n.most)
 		}
-	}
-	const most = 1 << 20 // positions or threads: above all that a machine has
-	if *m.threads > 1024 || *m.chunk > most || *m.ctx > 1<<27 {
-		return o, usagef("--threads goes up to 1024, --chunk to %d, --ctx to %d", most, 1<<27)
-	}
-	if *m.depth > 4096 {
-		return o, usagef("--io-depth %d: it goes up to 4096", *m.depth)
 	}
 	o = engine.Options{Cap: *m.cap, Depth: *m.depth, NoSlab: *m.noSlab, Threads: *m.threads, Chunk: *m.chunk, Ctx: *m.ctx}
 	if o.Storage, err = storage.ParseMode(*m.storage); err != nil {

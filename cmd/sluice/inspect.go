@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"sluice/moe"
@@ -52,6 +53,7 @@ type description struct {
 	fileBytes   int64
 	denseBytes  int64 // resident
 	expertBytes int64 // of all routed experts
+	nextnBytes  int64 // of layers behind those that run
 	perExpert   int64 // of one expert; the largest, where layers differ
 	perToken    int64 // read for a token when no expert is in memory
 	types       map[string]typeCount
@@ -77,6 +79,13 @@ func describe(file *storage.Model, spec *moe.Spec) description {
 	for _, t := range spec.Dense {
 		d.denseBytes += t.Bytes
 	}
+	for _, t := range file.Tensors {
+		if n := 0; spec.Nextn > 0 && strings.HasPrefix(t.Name, "blk.") {
+			if _, err := fmt.Sscanf(t.Name, "blk.%d.", &n); err == nil && n >= spec.Layers {
+				d.nextnBytes += t.Bytes
+			}
+		}
+	}
 	for _, r := range spec.Roles {
 		layer := int64(0)
 		for _, part := range r.Parts {
@@ -97,7 +106,7 @@ func (d description) object(path string) map[string]any {
 		"layers": d.Layers, "moe_layers": len(d.Roles), "leading_dense_layers": d.LeadingDense, "nextn_layers": d.Nextn,
 		"hidden": d.Hidden, "vocab": d.Vocab, "heads": d.Heads, "kv_heads": d.KVHeads, "head_dim": d.HeadDim,
 		"experts": d.Experts, "top_k": d.TopK, "shared_experts": d.SharedExperts, "expert_ff": d.ExpertFF, "ctx": d.Ctx,
-		"dense_bytes": d.denseBytes, "expert_bytes": d.expertBytes, "bytes_per_expert": d.perExpert, "bytes_per_token": d.perToken,
+		"dense_bytes": d.denseBytes, "expert_bytes": d.expertBytes, "bytes_per_expert": d.perExpert, "nextn_bytes": d.nextnBytes, "bytes_per_token": d.perToken,
 		"types": d.types, "chat_template": d.template,
 	}
 	if d.packed != nil {
@@ -134,7 +143,14 @@ func (d description) print(s streams, path string) error {
 	row("sizes", "hidden %d, vocabulary %d, %d heads and %d key-value heads of %d, context %d", d.Hidden, d.Vocab, d.Heads, d.KVHeads, d.HeadDim, d.Ctx)
 	row("experts", "%d per layer, top-%d, width %d, %d shared", d.Experts, d.TopK, d.ExpertFF, d.SharedExperts)
 	row("resident", "%s of dense weights", size(d.denseBytes))
-	row("streamed", "%s of routed experts, %s each", size(d.expertBytes), size(d.perExpert))
+	each := "each"
+	if d.expertBytes != d.perExpert*int64(d.Experts*len(d.Roles)) {
+		each = "the largest" // layers differ in their types
+	}
+	row("streamed", "%s of routed experts, %s %s", size(d.expertBytes), size(d.perExpert), each)
+	if d.nextnBytes > 0 {
+		row("nextn", "%s of the drafting layers, not used by decoding", size(d.nextnBytes))
+	}
 	row("per token", "%s are read when no expert is in memory", size(d.perToken))
 	for _, name := range slices.Sorted(maps.Keys(d.types)) {
 		row(name, "%d tensors, %s", d.types[name].Tensors, size(d.types[name].Bytes))

@@ -15,6 +15,7 @@ import (
 
 	"sluice/cmd/engine"
 	"sluice/moe"
+	"sluice/storage"
 	"sluice/tiers"
 )
 
@@ -129,5 +130,8 @@ func code(s streams, c command, err error) int {
 		return exitRefused
 	}
 	s.notice("sluice %s: %v", c.name, err)
+	if errors.Is(err, storage.ErrNoModel) {
+		s.notice("the first argument is MODEL, a path; text goes behind -p, or to standard input (sluice %s --help)", c.name)
+	}
 	return exitError
 }

@@ -15,6 +15,7 @@ import (
 	"sluice/internal/atomicfile"
 	"sluice/moe"
 	"sluice/moe/chat"
+	"sluice/storage"
 	"sluice/tiers"
 )
 
@@ -322,17 +323,23 @@ func generatedJSON(w io.Writer, e *engine.Engine, prompt []int32, r moe.Result, 
 // summary prints what a generation did: rates, stages, where the experts of
 // decoding came from (those of the prompt apart).
 func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
-	s.notice("%d tok, %.4g tok/s (prompt %d tok, %.4g tok/s), ended by %s, logits %08x",
-		len(r.IDs), r.Decode.Rate(), r.Prefill.Tokens, r.Prefill.Rate(), r.Why, r.Witness)
-	if total := r.Decode.Times.Sum(); total > 0 {
+	rate := "" // of the tokens after the first; there may be none
+	if r.Decode.Tokens > 0 {
+		rate = fmt.Sprintf(", %.4g tok/s", r.Decode.Rate())
+	}
+	s.notice("%d tok%s (prompt %d tok, %.4g tok/s), ended by %s, logits %08x",
+		len(r.IDs), rate, r.Prefill.Tokens, r.Prefill.Rate(), r.Why, r.Witness)
+	if total := r.Decode.Times.Sum(); r.Decode.Tokens > 0 && total > 0 {
 		var b strings.Builder
 		for st := range moe.NumStages {
 			fmt.Fprintf(&b, " %s %.1f%%", st, 100*float64(r.Decode.Times[st])/float64(total))
 		}
-		s.notice("time:%s", b.String())
+		s.notice("decode time:%s", b.String())
 	}
 	s.notice("prompt %s", experts(prefill, tiers.Stats{}, e))
-	s.notice("decode %s", experts(e.Cache.Stats(), prefill, e))
+	if r.Decode.Tokens > 0 {
+		s.notice("decode %s", experts(e.Cache.Stats(), prefill, e))
+	}
 	if words := prefetched(e.Cache.Stats().Prefetch); words != "" {
 		s.notice("%s", words)
 	}
@@ -344,7 +351,11 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 			s.notice("drive: %s gave %s of experts, %s/s of late, %d errors", d.Path, size(d.ReadBytes), size(int64(d.Rate)), d.Errors)
 		}
 	}
-	s.notice("memory: %s announced: dense %s, kv %s, scratch %s, staging %s, pinned %s, lru %s, the rest the program", size(e.Announced),
+	beside := "the rest the program"
+	if e.Source.Mode() == storage.MMap {
+		beside += "; the experts' pages are the kernel's and not counted"
+	}
+	s.notice("memory: %s announced: dense %s, kv %s, scratch %s, staging %s, pinned %s, lru %s, %s", size(e.Announced),
 		size(e.Ledger.Of(tiers.Dense)), size(e.Ledger.Of(tiers.KV)), size(e.Ledger.Of(tiers.Scratch)), size(e.Ledger.Of(tiers.Staging)),
-		size(e.Ledger.Of(tiers.Pinned)), size(e.Ledger.Of(tiers.LRU)))
+		size(e.Ledger.Of(tiers.Pinned)), size(e.Ledger.Of(tiers.LRU)), beside)
 }
