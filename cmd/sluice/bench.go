@@ -43,7 +43,7 @@ func benchStorage(ctx context.Context, s streams, args []string) error {
 	seconds := f.Float64("seconds", 0.5, "time of one sample")
 	samples := f.Int("samples", 3, "samples of each cell, taken in turn over the cells")
 	seed := f.Uint64("seed", 0, "seed of the random order")
-	fio := f.Bool("fio", false, "in place of the table: pairs of ours and fio at 2.6, 6 and 19 MB, depths 4 and 16")
+	fio := f.Bool("fio", false, "in place of the table: pairs of ours and fio, random reads by io_uring, at depths 4 and 16 if --depths says nothing else")
 	pairs := f.Int("pairs", 7, "pairs of each cell, with --fio")
 	huge := f.Bool("fio-huge", true, "let fio use huge pages of the reserve (vm.nr_hugepages), as our buffers ask for transparent ones; false: small pages for fio")
 	if err := parse(f, args); err != nil {
@@ -61,11 +61,18 @@ func benchStorage(ctx context.Context, s streams, args []string) error {
 	}
 	d, each := bench.NewDrive(path, *seed), time.Duration(*seconds*1e9)
 	if *fio {
-		return benchFio(ctx, s, d, *pairs, each, *huge, *asJSON)
+		*modes = []string{"io_uring"}
+		if !f.Changed("depths") {
+			*depths = []int{4, 16}
+		}
 	}
 	cells, err := storageCells(*sizes, *depths, *modes)
 	if err != nil {
 		return err
+	}
+	if *fio {
+		cells = slices.DeleteFunc(cells, func(c bench.Cell) bool { return c.Sequential })
+		return benchFio(ctx, s, d, cells, *pairs, each, *huge, *asJSON)
 	}
 	return benchTable(ctx, s, d, cells, *samples, each, *asJSON)
 }
@@ -183,11 +190,10 @@ func tellOnce(s streams, told map[string]bool, text string) {
 	told[text] = true
 }
 
-func benchFio(ctx context.Context, s streams, d *bench.Drive, pairs int, each time.Duration, huge, asJSON bool) error {
+func benchFio(ctx context.Context, s streams, d *bench.Drive, cells []bench.Cell, pairs int, each time.Duration, huge, asJSON bool) error {
 	if _, err := exec.LookPath("fio"); err != nil {
 		return fmt.Errorf("bench storage --fio: fio is not installed (apt-get install fio)")
 	}
-	cells := bench.FioCells()
 	if huge {
 		if err := reserveCheck(cells); err != nil {
 			return err

@@ -93,7 +93,8 @@ func (d *Drive) Measure(ctx context.Context, c Cell, time_ time.Duration) (s Sam
 	fetches := make([]storage.Fetch, c.Depth)
 	var buffers, huge int64
 	if slot := src.SlotBytes(0); slot > 0 {
-		arena, err := offheap.Alloc(slot * int64(c.Depth))
+		// Whole huge pages, so that the last slot lies on them like the others.
+		arena, err := offheap.Alloc((slot*int64(c.Depth) + offheap.HugePage - 1) &^ (offheap.HugePage - 1))
 		if err != nil {
 			return s, nil, err
 		}

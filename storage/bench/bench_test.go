@@ -88,7 +88,7 @@ func TestRatios(t *testing.T) {
 }
 
 func TestFioArgs(t *testing.T) {
-	args := FioArgs("/x", FioCells()[0], 1500*time.Millisecond, true)
+	args := FioArgs("/x", Cell{Size: RoundSize(2.6e6), Depth: 4}, 1500*time.Millisecond, true)
 	for _, want := range []string{"--bs=2600960", "--iodepth=4", "--direct=1", "--rw=randread", "--runtime=1500ms", "--iomem=mmaphuge", "--readonly"} {
 		if !slices.Contains(args, want) {
 			t.Errorf("%q lacks %s", args, want)

@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"sluice/storage"
 )
 
 // A Pair is one measurement of ours and one of fio of the same cell, one right
@@ -159,15 +157,4 @@ func Ratios(pairs []Pair) Ratio {
 	}
 	slices.Sort(draws)
 	return Ratio{mean(nil), draws[len(draws)/40], draws[len(draws)-1-len(draws)/40]}
-}
-
-// FioCells are the cells in which ours is held against fio: experts of 2.6, 6
-// and 19 MB at depths 4 and 16.
-func FioCells() (cells []Cell) {
-	for _, size := range []int64{2_600_000, 6_000_000, 19_000_000} {
-		for _, depth := range []int{4, 16} {
-			cells = append(cells, Cell{Mode: storage.Slab, Size: RoundSize(size), Depth: depth})
-		}
-	}
-	return cells
 }
