@@ -134,7 +134,7 @@ func TestGenerate(t *testing.T) {
 			if r.Decode.Tokens != tt.decode {
 				t.Errorf("%d tokens of decoding, want %d", r.Decode.Tokens, tt.decode)
 			}
-			if chosen := r.Decode.Tokens > 0 || len(r.IDs) > 0 || r.StopID >= 0; (decodes == 1) != chosen || decodes > 1 {
+			if prompted := r.Prefill.Tokens > 0; (decodes == 1) != prompted || decodes > 1 { // a prompt alone is no decoding, and its experts are the prompt's
 				t.Errorf("Decodes is called %d times", decodes)
 			}
 			if len(d.runs) > 0 && !slices.Equal(d.runs[0], tt.prompt) {

@@ -337,8 +337,8 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 		s.notice("decode time:%s", b.String())
 	}
 	s.notice("prompt %s", experts(prefill, tiers.Stats{}, e))
-	if r.Decode.Tokens > 0 {
-		s.notice("decode %s", experts(e.Cache.Stats(), prefill, e))
+	if now := e.Cache.Stats(); now.RoutedExperts > prefill.RoutedExperts {
+		s.notice("decode %s", experts(now, prefill, e))
 	}
 	if words := prefetched(e.Cache.Stats().Prefetch); words != "" {
 		s.notice("%s", words)
