@@ -65,12 +65,7 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 		e.shared.compute(shared, s)
 	}
 	s.out.SetLen(n * k)
-	group := len(s.job)
-	if n > 1 {
-		// An expert of a batch is much work, and its slot is wanted for the next
-		// read: half of the slots compute while the others fill.
-		group = max(1, min(group, k/2))
-	}
+	group := s.groupOf(n)
 	for done := 0; done < len(s.distinct); {
 		i, parts, ok, err := step.Next(ctx)
 		s.clock.lap(StageExpertWait)
@@ -114,6 +109,16 @@ func (e *experts) guess(step *tiers.Step, s *state) {
 	}
 	e.route(g.ids, g.weights, g.hostScores)
 	step.Guess(e.layer, g.ids)
+}
+
+// groupOf is how many experts are computed together for n positions. An expert
+// of a batch is much work, and its slot is wanted for the next read: half of the
+// slots compute while the others fill.
+func (s *state) groupOf(n int) int {
+	if n == 1 {
+		return maxJobs
+	}
+	return max(1, min(maxJobs, s.topK/2))
 }
 
 // job is one expert with the rows of the batch that chose it.

@@ -104,7 +104,10 @@ func New(spec *Spec, resident Weights, be backends.Backend, cache *tiers.Cache, 
 	if l.err != nil {
 		return nil, l.err
 	}
-	return m, m.s.init(spec, be, cache, cfg)
+	if err := m.s.init(spec, be, cache, cfg); err != nil {
+		return nil, err
+	}
+	return m, m.s.warm(spec, resident, cfg)
 }
 
 func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Config) (err error) {

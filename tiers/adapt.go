@@ -21,10 +21,11 @@ const pressure = 10.0
 // A Watch looks at the machine's memory once a second, in a goroutine of its
 // own, and tells a cache when to give some back.
 //
-// Memory is scarce if less than the floor is available; if tasks of a cgroup
-// that this process is in stand still for memory; or if tasks of the machine
-// do, while less than eight floors are available (other cgroups may thrash
-// inside of their own limits, which is not for us to cure).
+// Memory is scarce if less than the floor is available, or if tasks of the machine
+// or of a cgroup that this process is in stand still for memory while less than
+// eight floors are available. Where there is more, others thrash inside of limits
+// of their own, be they in a cgroup beside ours or below one of ours (the root
+// has a figure too), which is not for us to cure.
 type Watch struct {
 	floor int64
 	quiet int // looks to let pass; the goroutine's
@@ -94,7 +95,7 @@ func (w *Watch) find(s Strain)  { w.found.Store(&s) }
 func (w *Watch) fail(err error) { w.failed.Store(&err) }
 
 func (w *Watch) scarce(s Strain) bool {
-	return s.Available < w.floor || s.Group >= pressure || (s.Machine >= pressure && s.Available < 8*w.floor)
+	return s.Available < w.floor || (max(s.Group, s.Machine) >= pressure && s.Available < 8*w.floor)
 }
 
 // Close ends the goroutine.

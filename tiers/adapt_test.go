@@ -224,7 +224,9 @@ func TestWatch(t *testing.T) {
 	}
 	want(32, tick(3), "")
 	pressed("/proc/pressure/memory", "14.20") // of others, while there is plenty
+	pressed("/sys/fs/cgroup/a/memory.pressure", "27.80")
 	want(32, tick(3), "")
+	pressed("/sys/fs/cgroup/a/memory.pressure", "0.00")
 	write("/proc/meminfo", "MemAvailable: 4096 kB\n")
 	want(24, tick(1), "cap lowered 32 -> 24 (memory pressure: some avg10 14.2 %, available 0.0 GB)")
 	want(24, tick(10), "")

@@ -1,0 +1,155 @@
+package moe
+
+import (
+	"fmt"
+
+	"sluice/backends"
+	"sluice/internal/offheap"
+	"sluice/internal/quant"
+	"sluice/tiers"
+)
+
+// warm runs each kind of step once over zeros, at the largest sizes that it will
+// meet, so that what a backend allocates at first use is there before the first
+// token and the announced resident set is true. The matrices are short in the
+// dim that no scratch depends on, so it takes milliseconds. It reads no expert.
+func (s *state) warm(spec *Spec, resident Weights, cfg Config) error {
+	n := min(cfg.Chunk, cfg.Ctx)
+	zeros, err := offheap.Alloc(warmBytes(spec))
+	if err != nil {
+		return fmt.Errorf("moe: no memory to try the steps: %w", err)
+	}
+	defer offheap.Free(zeros)
+
+	// Rows: a few of each resident matrix, by type and width of its input.
+	type input struct {
+		t    quant.Type
+		cols int
+	}
+	done := make(map[input]bool)
+	y, err := s.be.NewVec(n, warmRows)
+	if err != nil {
+		return err
+	}
+	s.h.SetLen(n)
+	s.a.SetLen(n)
+	for _, t := range spec.Dense {
+		in := input{t.Type, int(t.Dims[0])}
+		if len(t.Dims) != 2 || t.Dims[1] < warmRows || done[in] {
+			continue
+		}
+		done[in] = true
+		for _, x := range []backends.Vec{s.h, s.a} {
+			if x.Dim() == in.cols {
+				w := backends.Matrix{Type: in.t, Rows: warmRows, Cols: in.cols, Data: resident(t)[:warmRows*in.t.RowBytes(in.cols)]}
+				s.matMul(y, backends.Linear{Matrix: w}, x)
+				break
+			}
+		}
+	}
+	s.be.RMSNorm(s.h, s.h, make([]float32, spec.Hidden), 1)
+
+	// Attention over the whole context.
+	s.q.SetLen(1)
+	s.be.Attend(s.a, s.q, s.kv, 0, cfg.Ctx-1, rsqrtOf(spec.HeadDim))
+
+	// Feed-forwards: wide inputs with a narrow middle, then the other way round.
+	narrow, err := s.be.NewVec(n, warmDim)
+	if err != nil {
+		return err
+	}
+	narrow.SetLen(n)
+	out, err := s.be.NewVec(n*spec.TopK, 1)
+	if err != nil {
+		return err
+	}
+	out.SetLen(n * spec.TopK)
+	rows := s.rows[:n*spec.TopK]
+	for i := range rows {
+		rows[i] = int32(i)
+	}
+	try := func(types [3]quant.Type, k, rowCount, ff int) {
+		matrix := func(t quant.Type, rows, cols int) backends.Matrix {
+			return backends.Matrix{Type: t, Rows: rows, Cols: cols, Data: zeros[:rows*t.RowBytes(cols)]}
+		}
+		for _, c := range []struct {
+			x          backends.Vec
+			dim, width int
+		}{{s.h, spec.Hidden, warmDim}, {narrow, warmDim, ff}} {
+			s.job[0] = backends.Job{Rows: rows[:rowCount], Expert: backends.Expert{
+				Gate: matrix(types[0], c.width, c.dim), Up: matrix(types[1], c.width, c.dim), Down: matrix(types[2], 1, c.width)}}
+			s.be.ExpertGroup(out, k, s.job[:1], c.x)
+		}
+	}
+	for _, f := range feedForwards(spec) {
+		if f.routed {
+			try(f.types, spec.TopK, min(s.groupOf(n)*n, n*spec.TopK), f.ff)
+		} else {
+			try(f.types, 1, n, f.ff)
+		}
+	}
+	s.job[0] = backends.Job{}
+	return s.be.Read(make([]float32, n*warmRows), y)
+}
+
+// warmRows and warmDim are the short dims of warm's matrices: rows enough for
+// a kernel that takes several at once, columns of a whole block of every type.
+const (
+	warmRows = 16
+	warmDim  = 256
+)
+
+// warmBytes is the size of the largest of warm's own matrices.
+func warmBytes(spec *Spec) int64 {
+	most := 0
+	for _, f := range feedForwards(spec) {
+		for _, t := range f.types {
+			most = max(most, warmDim*t.RowBytes(spec.Hidden), f.ff*t.RowBytes(warmDim), t.RowBytes(f.ff))
+		}
+	}
+	return int64(max(most, 1))
+}
+
+// A feedForward is a kind of feed-forward that a model has.
+type feedForward struct {
+	types  [3]quant.Type // gate, up, down
+	ff     int
+	routed bool
+}
+
+// feedForwards lists the kinds of a model, each once.
+func feedForwards(spec *Spec) []feedForward {
+	var kinds []feedForward
+	seen := make(map[feedForward]bool)
+	add := func(f feedForward) {
+		if !seen[f] {
+			seen[f] = true
+			kinds = append(kinds, f)
+		}
+	}
+	typeOf := func(name string) quant.Type {
+		t, _ := spec.file.Tensor(name)
+		return t.Type
+	}
+	for _, r := range spec.Roles {
+		add(feedForward{[3]quant.Type{typeOf(r.Parts[0]), typeOf(r.Parts[1]), typeOf(r.Parts[2])}, spec.ExpertFF, true})
+	}
+	for l := range spec.Layers {
+		for suffix, ff := range map[string]int{"": spec.FF, "_shexp": spec.SharedExperts * spec.ExpertFF} {
+			var types [3]quant.Type
+			ok := true
+			for i, part := range [...]string{"gate", "up", "down"} {
+				var t tiers.Tensor
+				name := fmt.Sprintf("blk.%d.ffn_%s%s.weight", l, part, suffix)
+				if t, ok = spec.file.Tensor(name); !ok {
+					break
+				}
+				types[i] = t.Type
+			}
+			if ok && ff > 0 {
+				add(feedForward{types, ff, false})
+			}
+		}
+	}
+	return kinds
+}
