@@ -60,20 +60,27 @@ func TestDecodeAllocates(t *testing.T) {
 		e := open(t, Options{Path: demo, Ctx: 128, Cap: 1, Threads: 1, Storage: o.mode, Policy: o.policy})
 		ids := heldout(t, e, 100)
 		generate(t, e, ids[:30], 10) // scratch grows to its size
-		before, at := e.Cache.Stats(), mallocs()
-		for p := e.Model.Pos(); p < 100; p++ {
-			if _, err := e.Model.Extend(ctx, ids[p:p+1]); err != nil {
-				t.Fatal(err)
-			}
-		}
-		made, loads := mallocs()-at, e.Cache.Stats().Misses-before.Misses
 		what := fmt.Sprintf("%v, cap 1, policy %q", o.mode, o.policy)
-		t.Logf("%s: %d allocations, %d experts came in", what, made, loads)
-		if loads < 60*6*4/2 { // lru: all of them
-			t.Errorf("%s: only %d experts came in: this tests nothing", what, loads)
-		}
-		if made > o.entries*loads+50 { // less than one more for each token: the runtime's own
-			t.Errorf("%s: %d allocations for %d experts that came in", what, made, loads)
+		from := e.Model.Pos()
+		for try := 0; ; try++ { // until the runtime has all the records of waiting that it needs
+			e.Model.Rewind(from)
+			before, at := e.Cache.Stats(), mallocs()
+			for p := from; p < len(ids); p++ {
+				if _, err := e.Model.Extend(ctx, ids[p:p+1]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			made, loads := mallocs()-at, e.Cache.Stats().Misses-before.Misses
+			if loads < 60*6*4/2 { // lru: all of them
+				t.Fatalf("%s: only %d experts came in: this tests nothing", what, loads)
+			}
+			if made <= o.entries*loads+10 { // far less than one for each token
+				t.Logf("%s: %d allocations, %d experts came in", what, made, loads)
+				break
+			}
+			if try == 10 {
+				t.Fatalf("%s: %d allocations for %d experts that came in", what, made, loads)
+			}
 		}
 	}
 }

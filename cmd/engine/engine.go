@@ -101,6 +101,14 @@ func Prepare(o Options) (*Plan, error) {
 }
 
 func (p *Plan) prepare(o Options) (err error) {
+	for _, n := range []struct {
+		name string
+		v    int
+	}{{"cap", o.Cap}, {"threads", o.Threads}, {"chunk", o.Chunk}, {"ctx", o.Ctx}} {
+		if n.v < 0 {
+			return fmt.Errorf("engine: %s %d: use 1 or more, or 0 for the default", n.name, n.v)
+		}
+	}
 	if p.File, err = storage.OpenCopies(append([]string{o.Path}, o.Copies...)...); err != nil {
 		return err
 	}

@@ -194,7 +194,7 @@ func TestUncheckedViewsOfCutFile(t *testing.T) {
 // One expert that cannot be read fails its request and is read again by the next.
 func TestBrokenRead(t *testing.T) {
 	for _, limit := range []int{1, 16} {
-		e, source := openTapped(t, Options{Path: qwen, Cap: limit, Ctx: 128})
+		e := open(t, Options{Path: qwen, Cap: limit, Ctx: 128})
 		prompt := heldout(t, e, 30)
 		want := generate(t, e, prompt, 6)
 		cold, source := openTapped(t, Options{Path: qwen, Cap: limit, Ctx: 128})
@@ -352,8 +352,8 @@ func TestContextAndIDs(t *testing.T) {
 // A cancellation keeps what came before it, and the next request is whole.
 func TestCancelled(t *testing.T) {
 	for _, mode := range modes {
-		e, source := openTapped(t, Options{Path: demo, Cap: 2, Storage: mode, Ctx: 128})
-		prompt := e.Tokens.EncodePrompt(psalm)
+		e, source := openTapped(t, Options{Path: light(demo), Cap: 2, Storage: mode, Ctx: 128})
+		prompt := heldout(t, e, 10)
 		want := generate(t, e, prompt, 12)
 		for n := 0; n <= 12; n += 3 {
 			ctx, cancel := context.WithCancel(context.Background())
@@ -362,7 +362,7 @@ func TestCancelled(t *testing.T) {
 			g.Emit = func(id int32) error {
 				got = append(got, id)
 				if len(got) == n { // while the experts of the next token are read
-					left := 5
+					left := 2
 					source.submit = func() {
 						if left--; left == 0 {
 							cancel()

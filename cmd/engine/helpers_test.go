@@ -11,6 +11,7 @@ import (
 	"sluice/internal/safetensors"
 	"sluice/moe"
 	"sluice/storage"
+	"sluice/tiers"
 )
 
 const (
@@ -19,6 +20,15 @@ const (
 	qwen  = "testdata/qwen3_moe.gguf"
 	psalm = "And it came to pass in those days, that"
 )
+
+// light is the model itself, or a tiny one under the race detector, where the
+// demo would take minutes.
+func light(path string) string {
+	if raceEnabled {
+		return glm
+	}
+	return path
+}
 
 // shared is the path of a file of the oracles that are too large for the
 // repository. Without them the test is skipped, loudly.
@@ -41,8 +51,20 @@ func open(t testing.TB, o Options) *Engine {
 	return load(t, prepare(t, o))
 }
 
+// prepare plans for a machine of 8 GB that nothing else runs on, if the options
+// name none: what else this one does would lower the cap.
 func prepare(t testing.TB, o Options) *Plan {
 	t.Helper()
+	if o.Memory == (tiers.Memory{}) {
+		o.Memory.Root = t.TempDir()
+		err := os.Mkdir(filepath.Join(o.Memory.Root, "proc"), 0o777)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(o.Memory.Root, "proc/meminfo"), []byte("MemAvailable: 8388608 kB\n"), 0o666)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	p, err := Prepare(o)
 	if err != nil {
 		t.Fatal(err)
@@ -245,6 +267,7 @@ type tap struct {
 	asked  []storage.Key             // by Submit, in order
 	submit func()                    // before each Submit; nil: nothing
 	broken func(k storage.Key) error // of each expert that arrives; nil: none is
+	lost   storage.SourceStats
 }
 
 func (s *tap) Submit(fetches []*storage.Fetch) {
@@ -260,9 +283,20 @@ func (s *tap) Submit(fetches []*storage.Fetch) {
 func (s *tap) Reap() *storage.Fetch {
 	f := s.Source.Reap()
 	if s.broken != nil && f.Err == nil {
-		f.Err = s.broken(f.Key)
+		if f.Err = s.broken(f.Key); f.Err != nil {
+			f.Parts = [storage.MaxParts][]byte{}
+			s.lost.Loads++
+			s.lost.LoadBytes += s.ExpertBytes(int(f.Key.Layer))
+		}
 	}
 	return f
+}
+
+func (s *tap) Stats() storage.SourceStats {
+	st := s.Source.Stats()
+	st.Loads -= s.lost.Loads
+	st.LoadBytes -= s.lost.LoadBytes
+	return st
 }
 
 // openTapped is open with a tap before the source. The tap's fields may be set

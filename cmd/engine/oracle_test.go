@@ -113,6 +113,39 @@ func TestDemoNearUnquantized(t *testing.T) {
 	}
 }
 
+// The demo reads and writes text as its tokenizer's reference does, and would
+// go on with a text much as its unquantized weights did.
+func TestDemoTexts(t *testing.T) {
+	var texts map[string]struct {
+		Text       string  `json:"text"`
+		InputIDs   []int32 `json:"input_ids"`
+		GreedyIDs  []int32 `json:"greedy_ids"`
+		GreedyText string  `json:"greedy_text"`
+	}
+	readJSON(t, "testdata/demo-oracle.json", &texts)
+	e := open(t, Options{Path: demo, Ctx: 128})
+	n, agree := 0, 0
+	for name, o := range texts {
+		if ids := e.Tokens.EncodePrompt(o.Text); !slices.Equal(ids, o.InputIDs) {
+			t.Errorf("%s: %q is tokens %v, want %v", name, o.Text, ids, o.InputIDs)
+		}
+		if text := e.Tokens.Decode(o.GreedyIDs, true); text != o.GreedyText {
+			t.Errorf("%s: the text is %q, want %q", name, text, o.GreedyText)
+		}
+		logits, _ := allLogits(t, e, o.GreedyIDs)
+		for p := len(o.InputIDs) - 1; p < len(o.GreedyIDs)-1; p++ {
+			if got, _ := topOf(row(logits, p, e.Spec.Vocab)); got == o.GreedyIDs[p+1] {
+				agree++
+			}
+			n++
+		}
+	}
+	t.Logf("of %d tokens, %d are those of the unquantized weights", n, agree)
+	if len(texts) != 6 || float64(agree) < 0.85*float64(n) {
+		t.Errorf("%d texts; of %d tokens only %d are those of the unquantized weights", len(texts), n, agree)
+	}
+}
+
 // Perplexity of the demo, near what another engine measured of the same text
 // by the same method.
 func TestPerplexity(t *testing.T) {

@@ -34,7 +34,7 @@ func ask(t testing.TB, o Options, prompt []int32, tokens int) answer {
 	return answer{logits, r.IDs, r.Witness}
 }
 
-// A case is a model with a prompt and an answer for each number format of the
+// A sameCase is a model with a prompt and an answer for each number format of the
 // KV cache, which is the only option here that may change a bit.
 type sameCase struct {
 	path   string
@@ -71,11 +71,15 @@ func TestSameBits(t *testing.T) {
 		kvs     = []backends.KVType{backends.KVF16, backends.KVF32, backends.KVQ8}
 	)
 	plain := Options{Cap: 32, Threads: 1, Chunk: 512} // slab, f16
+	positions, tokens, combinations := 70, 20, 24     // 70 positions are chunks of 64 and 6
+	if raceEnabled {                                  // minutes otherwise; what is shared is shared all the same
+		positions, tokens, combinations = 16, 4, 6
+	}
 	var cases []*sameCase
-	for _, path := range []string{demo, qwen} {
-		c := &sameCase{path: path, tokens: 20, want: map[backends.KVType]answer{}}
+	for _, path := range []string{light(demo), qwen} {
+		c := &sameCase{path: path, tokens: tokens, want: map[backends.KVType]answer{}}
 		e := open(t, Options{Path: path, Cap: 1})
-		c.prompt = heldout(t, e, 70) // 70 positions are chunks of 64 and 6
+		c.prompt = heldout(t, e, positions)
 		for _, kv := range kvs {
 			o := plain
 			o.Path, o.Ctx, o.KV = path, 128, kv
@@ -119,7 +123,7 @@ func TestSameBits(t *testing.T) {
 		seed := uint64(time.Now().UnixNano())
 		t.Logf("seed %d", seed)
 		rng := rand.New(rand.NewPCG(seed, 0))
-		for i := range 24 {
+		for i := range combinations {
 			o := Options{
 				Cap:     caps[rng.IntN(len(caps))],
 				Policy:  names[rng.IntN(len(names))],
@@ -139,7 +143,7 @@ func TestSameBits(t *testing.T) {
 // What a model was asked before changes nothing: one engine, warm, asked in
 // other chunks, rewound, interrupted.
 func TestSameBitsAgain(t *testing.T) {
-	e, source := openTapped(t, Options{Path: demo, Cap: 2, Ctx: 128, Chunk: 32})
+	e, source := openTapped(t, Options{Path: light(demo), Cap: 2, Ctx: 128, Chunk: 32})
 	prompt := heldout(t, e, 70)
 	logits, _ := allLogits(t, e, prompt)
 	want := generate(t, e, prompt, 12)
@@ -193,6 +197,9 @@ func TestSameBitsAgain(t *testing.T) {
 // The bits are the same on every machine. They change only with the definition
 // of the arithmetic, for all backends at once; then these lines do too.
 func TestKnownAnswer(t *testing.T) {
+	if raceEnabled {
+		t.Skip("minutes under the race detector")
+	}
 	const why = " the king of Israel said unto him, Why hast thou not done this thing? And he said, I will not"
 	const what = " the king of Israel said unto him, What is this that thou hast done? And he said, I will not"
 	for _, tt := range []struct {
