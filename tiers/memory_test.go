@@ -3,6 +3,7 @@ package tiers
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -214,4 +215,26 @@ func FuzzMemory(f *testing.F) {
 		}
 		m.Usage()
 	})
+}
+
+// Limits lists each cgroup that bounds memory, the process's own first.
+func TestLimits(t *testing.T) {
+	m := tree(t, map[string]string{
+		"/proc/self/cgroup":                               "4:memory:/a/b\n0::/p/q\n",
+		"/proc/self/mountinfo":                            mountsV1,
+		"/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "2000\n",
+		"/sys/fs/cgroup/memory/a/memory.limit_in_bytes":   noLimit,
+		"/sys/fs/cgroup/memory/memory.limit_in_bytes":     "9000\n",
+		"/sys/fs/cgroup/unified/p/q/memory.max":           "max\n",
+		"/sys/fs/cgroup/unified/p/q/memory.high":          "700\n",
+	})
+	got, err := m.Limits()
+	want := []Limit{{"/sys/fs/cgroup/memory/a/b", 2000}, {"/sys/fs/cgroup/memory", 9000}, {"/sys/fs/cgroup/unified/p/q", 700}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	m = tree(t, map[string]string{"/proc/self/cgroup": "0::/\n", "/proc/self/mountinfo": mountsV2, "/sys/fs/cgroup/memory.max": "many\n"})
+	if got, err := m.Limits(); err == nil {
+		t.Errorf("nonsense gives %v", got)
+	}
 }

@@ -57,6 +57,7 @@ func commands() []command {
 		{"verify", "[MODEL]", "read a model whole and name every expert or tensor that is bad", verifyCommand},
 		{"replay", "TRACE.csv", "say what each policy would have kept, from a trace and without its model", replayCommand},
 		{"synth", "-o FILE --size 8GiB", "write a valid random model of a given size", synthCommand},
+		{"doctor", "[MODEL]", "look for what makes this machine slow, with the words that mend it", doctorCommand},
 		{"bench", "storage [MODEL|FILE]", "measure a drive by the way that experts take", benchCommand},
 	}
 }

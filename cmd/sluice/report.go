@@ -12,7 +12,7 @@ import (
 )
 
 // printJSON writes one object on standard output.
-func printJSON(w io.Writer, object map[string]any) error {
+func printJSON(w io.Writer, object any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
