@@ -64,12 +64,7 @@ func (p Problem) String() string {
 // Examine looks at everything. What cannot be read is left out or is a problem;
 // an error is ctx's alone.
 func Examine(ctx context.Context, o Options) (*Report, error) {
-	r := &Report{Problems: []Problem{}}
-	t := tree(o.Root)
-	r.build()
-	r.kernel(t)
-	r.cpu(t, o.Kernels)
-	r.memory(t)
+	r, t := Machine(o), tree(o.Root)
 	m := r.model(o.Model)
 	if err := r.drives(ctx, t, o, m); err != nil {
 		return nil, err
@@ -80,6 +75,16 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	r.gpus(t)
 	r.libraries(t)
 	return r, nil
+}
+
+// Machine looks at the build, the kernel, the processor and memory alone.
+func Machine(o Options) *Report {
+	r, t := &Report{Problems: []Problem{}}, tree(o.Root)
+	r.build()
+	r.kernel(t)
+	r.cpu(t, o.Kernels)
+	r.memory(t)
+	return r
 }
 
 // Broken counts the problems that keep Sluice from working.

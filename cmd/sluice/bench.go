@@ -19,17 +19,26 @@ import (
 
 // benchCommand hands over to what is measured: its first argument.
 func benchCommand(ctx context.Context, s streams, args []string) error {
-	if len(args) > 0 && args[0] == "storage" {
-		return benchStorage(ctx, s, args[1:])
+	measurements := []struct {
+		name string
+		run  func(ctx context.Context, s streams, args []string) error
+	}{{"storage", benchStorage}, {"cap", benchCap}, {"limit", benchLimit}}
+	var names []string
+	for _, m := range measurements {
+		if len(args) > 0 && args[0] == m.name {
+			return m.run(ctx, s, args[1:])
+		}
+		names = append(names, m.name)
 	}
-	f, _ := newFlags(s, "bench", "measure: bench storage reads from a drive, and has flags of its own (bench storage --help)")
+	all := strings.Join(names, ", ")
+	f, _ := newFlags(s, "bench", "measure: "+all+", each with flags of its own (bench storage --help)")
 	if err := parse(f, args); err != nil {
 		return err
 	}
 	if f.NArg() > 0 {
-		return usagef("unknown measurement %q: use storage", f.Arg(0))
+		return usagef("unknown measurement %q: use one of %s", f.Arg(0), all)
 	}
-	return usagef("name what to measure: storage")
+	return usagef("name what to measure: %s", all)
 }
 
 // sequentialSize is the size of sequential reads.

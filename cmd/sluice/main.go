@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sluice/cmd/bench"
 	"sluice/cmd/engine"
 	"sluice/moe"
 	"sluice/storage"
@@ -27,6 +28,7 @@ const (
 	exitError       = 1
 	exitUsage       = 2
 	exitRefused     = 3   // a safety check said no
+	exitArms        = 4   // what was to be compared cannot be
 	exitInterrupted = 130 // Ctrl-C; the summary was printed
 )
 
@@ -58,7 +60,7 @@ func commands() []command {
 		{"replay", "TRACE.csv", "say what each policy would have kept, from a trace and without its model", replayCommand},
 		{"synth", "-o FILE --size 8GiB", "write a valid random model of a given size", synthCommand},
 		{"doctor", "[MODEL]", "look for what makes this machine slow, with the words that mend it", doctorCommand},
-		{"bench", "storage [MODEL|FILE]", "measure a drive by the way that experts take", benchCommand},
+		{"bench", "storage|cap|limit [MODEL]", "measure a drive, caps, or a model under a memory limit", benchCommand},
 	}
 }
 
@@ -112,6 +114,7 @@ func code(s streams, c command, err error) int {
 	var context_ *moe.ContextError
 	var room *tiers.NoRoomError
 	var refused *engine.RefusedError
+	var arms *bench.RefusedError
 	switch {
 	case err == nil:
 		return exitDone
@@ -126,6 +129,9 @@ func code(s streams, c command, err error) int {
 	case errors.As(err, &context_):
 		s.notice("sluice %s: %v", c.name, err)
 		return exitUsage
+	case errors.As(err, &arms):
+		s.notice("%v", err)
+		return exitArms
 	case errors.As(err, &room), errors.As(err, &refused):
 		s.notice("sluice %s: %v", c.name, err)
 		return exitRefused

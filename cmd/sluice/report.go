@@ -66,6 +66,26 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 	}, nil
 }
 
+// decodeCounters are those counters that tell of decoding, counted from its
+// start: before are the readings made then.
+func decodeCounters(e *engine.Engine, before tiers.Stats, usage tiers.Usage) (map[string]any, error) {
+	now, err := tiers.Memory{}.Usage()
+	if err != nil {
+		return nil, err
+	}
+	c := e.Cache.Stats()
+	return map[string]any{
+		"routed_experts_total": c.RoutedExperts - before.RoutedExperts,
+		"tier_hits":            map[string]int64{"vram": c.Hits.VRAM - before.Hits.VRAM, "pinned": c.Hits.Pinned - before.Hits.Pinned, "lru": c.Hits.LRU - before.Hits.LRU},
+		"tier_misses":          c.Misses - before.Misses,
+		"host_load_bytes":      c.Source.LoadBytes - before.Source.LoadBytes,
+		"host_read_bytes":      c.Source.ReadBytes - before.Source.ReadBytes,
+		"host_load_wait_ns":    c.LoadWaitNanos - before.LoadWaitNanos,
+		"major_faults":         now.MajorFaults - usage.MajorFaults,
+		"minor_faults":         now.MinorFaults - usage.MinorFaults,
+	}, nil
+}
+
 // driveObjects tells of each drive, for JSON.
 func driveObjects(e *engine.Engine) []map[string]any {
 	var all []map[string]any

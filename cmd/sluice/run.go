@@ -251,6 +251,7 @@ func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, s
 		return err
 	}
 	prefill := e.Cache.Stats()
+	before, beforeErr := tiers.Memory{}.Usage()
 	r, err := moe.Generate(ctx, e.Model, sampler, moe.Generation{
 		Prompt: ids,
 		Tokens: n,
@@ -260,9 +261,10 @@ func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, s
 		Decodes: func() {
 			prefill = e.Cache.Stats()
 			decodes()
+			before, beforeErr = tiers.Memory{}.Usage()
 		},
 	})
-	if err != nil {
+	if err = cmp.Or(err, beforeErr); err != nil {
 		return err
 	}
 	if err := put(decoder.Flush()); err != nil {
@@ -277,7 +279,7 @@ func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, s
 		return err
 	}
 	if *m.json {
-		if err := generatedJSON(s.out, e, ids, r, text.String()); err != nil {
+		if err := generatedJSON(s.out, e, ids, r, text.String(), prefill, before); err != nil {
 			return err
 		}
 	} else {
@@ -289,14 +291,19 @@ func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, s
 	return nil
 }
 
-func generatedJSON(w io.Writer, e *engine.Engine, prompt []int32, r moe.Result, text string) error {
+func generatedJSON(w io.Writer, e *engine.Engine, prompt []int32, r moe.Result, text string, prefill tiers.Stats, before tiers.Usage) error {
 	count, err := counters(e, len(r.IDs))
+	if err != nil {
+		return err
+	}
+	decode, err := decodeCounters(e, prefill, before)
 	if err != nil {
 		return err
 	}
 	object := map[string]any{
 		"settings":                 e.Settings.Map(),
 		"counters":                 count,
+		"decode_counters":          decode,
 		"text":                     text,
 		"token_ids":                r.IDs,
 		"prompt_ids":               prompt,

@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/pflag"
+
+	"sluice/cmd/bench"
+	"sluice/cmd/doctor"
+	"sluice/moe"
+	"sluice/storage"
+)
+
+// benchPrompt is continued where no other text is given.
+const benchPrompt = "The keeper of the lighthouse climbed the stairs that evening, and"
+
+func benchCap(ctx context.Context, s streams, args []string) error {
+	m := newModelFlags(s, "bench cap", "compare caps: hit rates, bytes read, tokens a second and memory, each run a process of its own, interleaved; other flags go to run")
+	newSamplingFlags(m)
+	own := pflag.NewFlagSet("", pflag.ContinueOnError)
+	caps := own.IntSlice("caps", nil, "the caps to compare, such as 4,8,16; the first is what the others are compared with")
+	runs := own.Int("runs", 5, "runs of each cap")
+	prompt := own.StringP("prompt", "p", benchPrompt, "the text to continue")
+	n := own.IntP("tokens", "n", 64, "tokens to generate")
+	cache := own.String("cache", "warm", "warm: each cap runs once before all, not counted; cold: the model is dropped from the page cache before each run")
+	m.set.AddFlagSet(own)
+	if err := m.parse(args); err != nil {
+		return err
+	}
+	switch {
+	case m.set.NArg() > 1:
+		return usagef("unexpected argument %q", m.set.Arg(1))
+	case m.set.Changed("cap"):
+		return usagef("--cap: the caps to compare are given by --caps")
+	case *m.printConfig || *m.explain:
+		return usagef("--print-config and --explain-counters are for run")
+	case m.set.Changed("usage"):
+		return usagef("--usage learns while it is measured: use --usage-freeze")
+	case len(*caps) == 0:
+		return usagef("name the caps to compare: --caps 4,8,16")
+	case *runs < 1 || *n < 2:
+		return usagef("--runs is at least 1, -n at least 2: the first token is not decoded")
+	case *cache != "warm" && *cache != "cold":
+		return usagef("--cache %q: use warm or cold", *cache)
+	}
+	for _, c := range *caps {
+		if c < 1 {
+			return capError(c)
+		}
+	}
+	path, pass, err := m.passed(own)
+	if err != nil {
+		return err
+	}
+	head, err := newBenchHead(path)
+	if err != nil {
+		return err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("bench cap: %w", err)
+	}
+	total := len(*caps) * *runs
+	if *cache == "warm" {
+		total += len(*caps)
+	}
+	done := 0
+	b := bench.CapBattery{
+		Sluice: bench.Program(exe), Caps: *caps, Runs: *runs, Model: path, Cold: *cache == "cold",
+		Args: append(pass, "--prompt="+*prompt, fmt.Sprintf("--tokens=%d", *n)),
+		Did: func(x bench.CapSample) {
+			done++
+			what := fmt.Sprintf("%.4g tok/s", x.TokPerSec)
+			if x.Void != "" {
+				what = "void: " + x.Void
+			}
+			progress(s, "run %d of %d, cap %d: %s", done, total, x.Cap, what)
+		},
+	}
+	res, err := b.Run(ctx)
+	if res == nil {
+		return err
+	}
+	var perr error
+	if *m.json {
+		perr = printJSON(s.out, struct {
+			*benchHead
+			*bench.CapResult
+			Prompt string `json:"prompt"`
+			Tokens int    `json:"tokens"`
+			Runs   int    `json:"runs"`
+		}{head, res, *prompt, *n, *runs})
+	} else {
+		perr = printCaps(s.out, head, res)
+	}
+	if err != nil {
+		return err
+	}
+	return perr
+}
+
+// passed gives the path of the model, and the arguments of run that say the same
+// as those flags that are not in own.
+func (m *modelFlags) passed(own *pflag.FlagSet) (path string, args []string, err error) {
+	o, err := m.options(m.set.Args())
+	if err != nil {
+		return "", nil, err
+	}
+	if len(*m.models) == 0 {
+		args = append(args, "--model="+o.Path)
+	}
+	m.set.Visit(func(f *pflag.Flag) {
+		if f.Name == "json" || own.Lookup(f.Name) != nil {
+			return
+		}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			for _, v := range list.GetSlice() {
+				args = append(args, "--"+f.Name+"="+v)
+			}
+			return
+		}
+		args = append(args, "--"+f.Name+"="+f.Value.String())
+	})
+	return o.Path, args, nil
+}
+
+// A benchHead says what was measured, and on what.
+type benchHead struct {
+	Machine struct {
+		Build  doctor.Build  `json:"build"`
+		Kernel doctor.Kernel `json:"kernel"`
+		CPU    doctor.CPU    `json:"cpu"`
+		Memory doctor.Memory `json:"memory"`
+	} `json:"machine"`
+	Model struct {
+		Path         string `json:"path"`
+		Architecture string `json:"architecture"`
+		Name         string `json:"name"`
+		Bytes        int64  `json:"file_bytes"`
+		Identity     string `json:"identity"`
+		ExpertBytes  int64  `json:"bytes_per_expert"`
+		TokenBytes   int64  `json:"bytes_per_token"`
+	} `json:"model"`
+	Binary string `json:"binary_sha256"`
+}
+
+func newBenchHead(path string) (*benchHead, error) {
+	h := &benchHead{}
+	r := doctor.Machine(doctor.Options{Kernels: kernels()})
+	h.Machine.Build, h.Machine.Kernel, h.Machine.CPU, h.Machine.Memory = r.Build, r.Kernel, r.CPU, r.Memory
+	file, err := storage.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	spec, err := moe.Describe(file)
+	if err != nil {
+		return nil, err
+	}
+	d := describe(file, spec)
+	h.Model.Path, h.Model.Architecture, h.Model.Name, h.Model.Bytes = path, spec.Arch, spec.Name, d.fileBytes
+	h.Model.ExpertBytes, h.Model.TokenBytes = d.perExpert, d.perToken
+	id, err := file.Identity()
+	if err != nil {
+		return nil, err
+	}
+	sum := id.Hash()
+	h.Model.Identity = hex.EncodeToString(sum[:])
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(exe)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, f); err != nil {
+		return nil, err
+	}
+	h.Binary = hex.EncodeToString(hash.Sum(nil))
+	return h, nil
+}
+
+func (h *benchHead) print(w io.Writer) {
+	m := h.Machine
+	fmt.Fprintf(w, "machine: %s, %d cores, kernels %s; %s of memory, %s available; Linux %s\n",
+		m.CPU.Name, m.CPU.Cores, m.CPU.Kernels, size(m.Memory.TotalBytes), size(m.Memory.AvailableBytes), m.Kernel.Release)
+	fmt.Fprintf(w, "model: %s, %s (%s), %s, identity %.16s\n", h.Model.Path, h.Model.Architecture, h.Model.Name, size(h.Model.Bytes), h.Model.Identity)
+	fmt.Fprintf(w, "binary: sha256 %.16s, %s\n", h.Binary, m.Build.Go)
+}
+
+func printCaps(w io.Writer, head *benchHead, res *bench.CapResult) error {
+	head.print(w)
+	fmt.Fprintf(w, "cache: %s; storage %s\n", res.Cache, res.Settings["storage"].Text())
+	for _, n := range res.Notes {
+		fmt.Fprintln(w, n)
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "cap\truns\ttok/s\tleast\tq1\tq3\tmost\tvram %\tpinned %\tlru %\tmissed %\tread/token\twait %\tpeak\tfaults/token\t")
+	for _, a := range res.Arms {
+		x := a.TokPerSec
+		fmt.Fprintf(t, "%d\t%d\t%.4g\t%.4g\t%.4g\t%.4g\t%.4g\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t%.1f\t%s\t%.1f\t\n", a.Effective, x.N, x.Median, x.Min, x.Q1, x.Q3, x.Max,
+			a.HitPct["vram"], a.HitPct["pinned"], a.HitPct["lru"], a.MissPct, size(int64(a.PerToken)), a.WaitPct, size(int64(a.Peak)), a.Faults)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprint(w, "\nall runs, in their order (tok/s):")
+	block := -2
+	for _, x := range res.Samples {
+		if x.Block != block {
+			block = x.Block
+			name := fmt.Sprintf("block %d", block)
+			if block < 0 {
+				name = "warm-up"
+			}
+			fmt.Fprintf(w, "\n  %s:", name)
+		}
+		what := fmt.Sprintf("%.6g", x.TokPerSec)
+		if x.Void != "" {
+			what = "void (" + strings.ReplaceAll(x.Void, "\n", " ") + ")"
+		}
+		fmt.Fprintf(w, " cap %d %s", x.Cap, what)
+	}
+	fmt.Fprint(w, "\n\n")
+	for _, c := range res.Comparisons {
+		fmt.Fprintf(w, "%v\n  %s\n", c, c.Overlap)
+	}
+	if res.Refused != "" {
+		fmt.Fprintln(w, res.Refused)
+	}
+	_, err := fmt.Fprintln(w, "what this does not show: another machine, model, prompt or cache state")
+	return err
+}
