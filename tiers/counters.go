@@ -44,5 +44,6 @@ func Counters() []Counter {
 		{"rss_peak_bytes", "largest resident set of the process since its start"},
 		{"major_faults", "page faults of the process that had to read from a drive"},
 		{"minor_faults", "page faults of the process that were served from memory"},
+		{"device_read_bytes", "bytes that the kernel read from drives for the process, loading and page faults included; 0 where it does not count"},
 	}
 }

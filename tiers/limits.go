@@ -3,7 +3,6 @@ package tiers
 import (
 	"errors"
 	"io/fs"
-	"math"
 	"path"
 )
 
@@ -20,12 +19,8 @@ func (m Memory) Limits() (limits []Limit, err error) {
 		return nil, err
 	}
 	for _, g := range groups {
-		names := []string{"memory.limit_in_bytes"}
-		if g.v2 {
-			names = []string{"memory.max", "memory.high"}
-		}
-		least := int64(math.MaxInt64)
-		for _, name := range names {
+		least := int64(unlimited)
+		for _, name := range g.files().limits {
 			n, err := m.value(path.Join(g.dir, name))
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
@@ -35,7 +30,7 @@ func (m Memory) Limits() (limits []Limit, err error) {
 			}
 			least = min(least, n)
 		}
-		if least < math.MaxInt64>>1 { // version 1 writes "no limit" as the largest whole number of pages
+		if least < unlimited {
 			limits = append(limits, Limit{g.dir, least})
 		}
 	}

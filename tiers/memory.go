@@ -52,9 +52,10 @@ func (m Memory) Available() (Room, error) {
 type Usage struct {
 	RSS, PeakRSS             int64 // bytes resident, now and at most
 	MajorFaults, MinorFaults int64 // page faults since start: with and without a read
+	DeviceReads              int64 // bytes read from drives since start, page faults included; 0 where the kernel does not count
 }
 
-// Usage reads /proc/self/status and /proc/self/stat.
+// Usage reads /proc/self/status, /proc/self/stat and /proc/self/io.
 func (m Memory) Usage() (u Usage, err error) {
 	if u.RSS, err = m.field("/proc/self/status", "VmRSS"); err != nil {
 		return Usage{}, err
@@ -80,7 +81,10 @@ func (m Memory) Usage() (u Usage, err error) {
 	if u.MajorFaults, err = number(name, f[9]); err != nil {
 		return Usage{}, err
 	}
-	return u, nil
+	if u.DeviceReads, err = m.field("/proc/self/io", "read_bytes"); errors.Is(err, fs.ErrNotExist) {
+		err = nil // a kernel without accounting of I/O
+	}
+	return u, err
 }
 
 // Budget is what a process that now holds base bytes may hold in all: the

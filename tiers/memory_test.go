@@ -174,6 +174,12 @@ func TestUsage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(filepath.Join(m.Root, "/proc/self/io"), []byte("rchar: 1\nread_bytes: 4096\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if u, err := m.Usage(); err != nil || u.DeviceReads != 4096 {
+		t.Errorf("got %+v, %v", u, err)
+	}
 	if want := (Usage{RSS: 600 << 10, PeakRSS: 700 << 10, MajorFaults: 56, MinorFaults: 1234}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

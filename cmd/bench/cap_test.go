@@ -182,21 +182,31 @@ func TestEvict(t *testing.T) {
 	}
 }
 
-// The bound is the larger of compute and I/O.
-func TestLimitSample(t *testing.T) {
-	s := LimitSample{Before: 1e9, After: 3e9, Run: Run{DecodeNanos: 2e9, DecodeTokens: 4, WaitNanos: 5e8, Decode: Counts{LoadBytes: 4e9, MajorFaults: 8}}}
-	if err := s.settle(); err != nil {
-		t.Fatal(err)
-	}
-	if s.TokPerSec != 2 || s.Missed != 1e9 || s.Rate != 2e9 || s.ComputeNanos != 15e8 || s.IONanos != 2e9 || s.Ratio != 1 || s.WaitPct != 25 || s.Faults != 2 {
+// The bound is the larger of compute and I/O; in mmap mode compute is that of the
+// other modes, and I/O what the drive was asked.
+func TestLimitSettle(t *testing.T) {
+	slab := LimitSample{Mode: "slab", Before: 1e9, After: 3e9, Run: Run{DecodeNanos: 2e9, DecodeTokens: 4, WaitNanos: 5e8, Decode: Counts{LoadBytes: 4e9, MajorFaults: 8, DeviceReads: 5e9}}}
+	slower, mapped := slab, slab
+	slower.Run.DecodeNanos = 3e9
+	mapped.Mode, mapped.Run.WaitNanos, mapped.Run.DecodeNanos, mapped.Run.Decode.DeviceReads = "mmap", 0, 10e9, 8e9
+	all := []LimitSample{slab, slower, mapped}
+	settle(all)
+	if s := all[0]; s.Missed != 1e9 || s.Read != 1.25e9 || s.Rate != 2e9 || s.ComputeNanos != 15e8 || s.IONanos != 2e9 || s.Ratio != 1 || s.WaitPct != 25 || s.Faults != 2 {
 		t.Errorf("%+v", s)
 	}
-	s.Run.Decode.LoadBytes = 1e9
-	if err := s.settle(); err != nil || !near(s.Ratio, 2/1.5, 1e-12) {
+	if s := all[1]; s.ComputeNanos != 15e8 || s.Ratio != 1.5 {
 		t.Errorf("%+v", s)
 	}
-	s.Run.DecodeTokens = 0
-	if err := s.settle(); err == nil {
-		t.Error("no token has a rate")
+	if s := all[2]; s.ComputeNanos != 15e8 || s.IONanos != 4e9 || s.Ratio != 2.5 {
+		t.Errorf("%+v", s)
+	}
+	slab.Run.Decode.LoadBytes = 1e9
+	all = []LimitSample{slab}
+	if settle(all); !near(all[0].Ratio, 2/1.5, 1e-12) {
+		t.Errorf("%+v", all[0])
+	}
+	all = []LimitSample{mapped} // nothing else to compare with
+	if settle(all); all[0].ComputeNanos != 10e9 || all[0].Ratio != 1 {
+		t.Errorf("%+v", all[0])
 	}
 }

@@ -57,6 +57,7 @@ type Counts struct {
 	LoadBytes   int64            `json:"host_load_bytes"`
 	WaitNanos   int64            `json:"host_load_wait_ns"`
 	MajorFaults int64            `json:"major_faults"`
+	DeviceReads int64            `json:"device_read_bytes"`
 }
 
 // A Run is what is read of the JSON of one run.

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"sluice/backends/cpu"
 )
 
 // Options say where to look. The zero value looks at this machine, without a
@@ -19,8 +21,8 @@ type Options struct {
 	// the machine itself. Files are opened, and drives measured, on the machine
 	// itself in any case.
 	Root    string
-	Model   string // path of a model; "": none
-	Kernels string // the set of CPU kernels that will compute, from whom knows it
+	Model   string    // path of a model; "": none
+	Kernels cpu.Level // that are asked for; 0: the best that this CPU has
 	// Seconds is the time in which each drive is measured; 0: only opened.
 	Seconds float64
 	// Scratch is the size of the file that is written, read and removed to measure
@@ -65,7 +67,7 @@ func (p Problem) String() string {
 // an error is ctx's alone.
 func Examine(ctx context.Context, o Options) (*Report, error) {
 	r, t := Machine(o), tree(o.Root)
-	m := r.model(o.Model)
+	m := r.model(o)
 	if err := r.drives(ctx, t, o, m); err != nil {
 		return nil, err
 	}

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/backends/cpu"
 )
 
 const demo = "../../models/demo-q4_k_m.gguf"
@@ -79,7 +81,7 @@ func examine(t *testing.T, o Options) (*Report, []string) {
 	}
 	var texts []string
 	for _, p := range r.Problems {
-		if s := p.String(); !strings.Contains(s, "io_uring is not in this build") && !strings.Contains(s, "io_uring does not work here") {
+		if s := p.String(); !strings.Contains(s, "io_uring is not in this build") && !strings.Contains(s, "io_uring does not work here") && !strings.Contains(s, "lacks AVX2") {
 			texts = append(texts, s)
 		}
 	}
@@ -87,12 +89,12 @@ func examine(t *testing.T, o Options) (*Report, []string) {
 }
 
 func TestHealthy(t *testing.T) {
-	r, problems := examine(t, Options{Root: root(t, healthy), Kernels: "go"})
+	r, problems := examine(t, Options{Root: root(t, healthy)})
 	if len(problems) > 0 {
 		t.Errorf("problems: %q", problems)
 	}
 	c, m := r.CPU, r.Memory
-	if c.Name != "Some CPU 9000" || c.Cores != 3 || c.CPUs != 4 || !slices.Equal(c.Features, []string{"avx2", "f16c", "avx512f"}) || c.Kernels != "go" {
+	if c.Name != "Some CPU 9000" || c.Cores != 3 || c.CPUs != 4 || !slices.Equal(c.Features, []string{"avx2", "f16c", "avx512f"}) || c.Kernels == "" {
 		t.Errorf("%+v", c)
 	}
 	if m.TotalBytes != 65000000<<10 || m.AvailableBytes != 48000000<<10 || m.AvailableFrom != "MemAvailable" || m.LockBytes != -1 || m.OpenFiles != 1024 ||
@@ -177,6 +179,24 @@ func TestProblems(t *testing.T) {
 	}))})
 	if len(problems) > 0 {
 		t.Errorf("problems: %q", problems)
+	}
+}
+
+// Kernels that were asked for and are not the best are told, as are those that
+// this CPU cannot run.
+func TestKernels(t *testing.T) {
+	o := Options{Root: root(t, healthy), Kernels: cpu.Go}
+	r, problems := examine(t, o)
+	best, err := cpu.Choose(cpu.Auto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.CPU.Kernels != "go" || (len(problems) > 0) != (best > cpu.Go) || best > cpu.Go && !strings.HasPrefix(problems[0], "! the environment variable SLUICE_CPU chooses the kernels go, this CPU runs "+best.String()) {
+		t.Errorf("%q, %q", r.CPU.Kernels, problems)
+	}
+	o.Kernels = cpu.AVX512 + 1
+	if r, problems = examine(t, o); r.CPU.Kernels != "" || r.Broken() != 1 || !strings.HasPrefix(problems[0], "! broken: SLUICE_CPU: ") {
+		t.Errorf("%q, %q", r.CPU.Kernels, problems)
 	}
 }
 
@@ -395,7 +415,7 @@ func TestBrokenModels(t *testing.T) {
 			t.Errorf("%s: %q", path, problems)
 		}
 		var b bytes.Buffer
-		if err := r.Print(&b); err != nil || !strings.HasSuffix(b.String(), problems[0]+"\n") {
+		if err := r.Print(&b); err != nil || !strings.Contains(b.String(), "\n"+problems[0]+"\n") {
 			t.Errorf("%v:\n%s", err, b.String())
 		}
 	}

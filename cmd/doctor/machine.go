@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"sluice/backends/cpu"
+	"sluice/internal/cores"
 	"sluice/tiers"
 )
 
@@ -99,17 +101,17 @@ type CPU struct {
 	Name     string   `json:"name"`
 	Cores    int      `json:"cores"`    // physical cores that this process may use
 	CPUs     int      `json:"cpus"`     // hardware threads that this process may use
-	Threads  int      `json:"threads"`  // that Go computes with, which heeds a container's quota
+	Threads  int      `json:"threads"`  // that compute, where nobody says otherwise: a container's quota is heeded
 	Features []string `json:"features"` // those that kernels can use
-	Kernels  string   `json:"kernels"`  // the set that will compute
+	Kernels  string   `json:"kernels"`  // the set that will compute; "": none can
 }
 
 // cpuFeatures are what kernels of matrix products can use, as Linux names them.
 var cpuFeatures = strings.Fields("avx2 f16c fma avx_vnni avx512f avx512dq avx512bw avx512vl avx512vbmi avx512_vnni avx512_bf16 amx_int8 asimd asimddp i8mm sve sve2 bf16")
 
-func (r *Report) cpu(t tree, kernels string) {
+func (r *Report) cpu(t tree, asked cpu.Level) {
 	const info = "/proc/cpuinfo"
-	c := CPU{Name: t.field(info, "model name"), Threads: runtime.GOMAXPROCS(0), Kernels: kernels}
+	c := CPU{Name: t.field(info, "model name"), Threads: cores.Physical()}
 	if part := t.field(info, "CPU part"); c.Name == "" && part != "" { // arm64 has no names
 		c.Name = fmt.Sprintf("implementer %s, part %s", t.field(info, "CPU implementer"), part)
 	}
@@ -121,7 +123,7 @@ func (r *Report) cpu(t tree, kernels string) {
 		}
 	}
 	cpus := cpuList(t.field("/proc/self/status", "Cpus_allowed_list"))
-	cores := map[string]bool{}
+	seen := map[string]bool{}
 	for _, n := range cpus {
 		dir := fmt.Sprintf("/sys/devices/system/cpu/cpu%d/topology/", n)
 		core := t.text(dir + "core_cpus_list")
@@ -131,9 +133,21 @@ func (r *Report) cpu(t tree, kernels string) {
 		if core == "" {
 			core = strconv.Itoa(n)
 		}
-		cores[core] = true
+		seen[core] = true
 	}
-	c.CPUs, c.Cores = len(cpus), len(cores)
+	c.CPUs, c.Cores = len(cpus), len(seen)
+	if level, err := cpu.Choose(asked); err != nil {
+		r.broken("", "SLUICE_CPU: %v", err)
+	} else {
+		c.Kernels = level.String()
+		best, err := cpu.Choose(cpu.Auto)
+		switch {
+		case err == nil && level < best:
+			r.slow("unset SLUICE_CPU", "the environment variable SLUICE_CPU chooses the kernels %v, this CPU runs %v", level, best)
+		case level == cpu.Go && runtime.GOARCH == "amd64":
+			r.slow("take a CPU that has them; in a virtual machine, pass the host's CPU through", "this CPU lacks AVX2 or F16C: plain Go computes, many times slower")
+		}
+	}
 	r.CPU = c
 }
 

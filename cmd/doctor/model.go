@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"sluice/backends/cpu"
 	"sluice/cmd/engine"
 	"sluice/tiers"
 )
@@ -33,7 +34,8 @@ type modelFile struct {
 }
 
 // model opens a model and plans it as a run would.
-func (r *Report) model(path string) *modelFile {
+func (r *Report) model(o Options) *modelFile {
+	path := o.Model
 	if path == "" {
 		return nil
 	}
@@ -43,7 +45,10 @@ func (r *Report) model(path string) *modelFile {
 		file.path, _ = filepath.Abs(path)
 		file.size, file.files = fi.Size(), 1
 	}
-	p, err := engine.Prepare(engine.Options{Path: path})
+	if r.CPU.Kernels == "" {
+		o.Kernels = cpu.Auto // that none can run is told already
+	}
+	p, err := engine.Prepare(engine.Options{Path: path, Prefetch: tiers.PrefetchAuto, Kernels: o.Kernels})
 	if err != nil {
 		var room *tiers.NoRoomError
 		if errors.As(err, &room) {
@@ -66,9 +71,7 @@ func (r *Report) model(path string) *modelFile {
 			file.path, _ = filepath.Abs(f.Path)
 		}
 	}
-	for _, l := range p.Spec.Roles {
-		m.TokenBytes += int64(p.Spec.TopK) * p.Source.ExpertBytes(l.Layer)
-	}
+	m.TokenBytes = p.BytesPerToken()
 	return file
 }
 

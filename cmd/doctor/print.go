@@ -27,7 +27,7 @@ func (r *Report) Print(w io.Writer) error {
 	c := r.CPU
 	row("cpu", "%s: %d cores, %d hardware threads, %d used", cmp.Or(c.Name, "unknown"), c.Cores, c.CPUs, c.Threads)
 	row("", "%s", cmp.Or(strings.Join(c.Features, " "), "no vector instructions that kernels could use"))
-	row("kernels", "%s", cmp.Or(c.Kernels, "unknown"))
+	row("kernels", "%s", cmp.Or(c.Kernels, "none that this CPU can run"))
 	m := r.Memory
 	row("memory", "%s, %s available (%s)", tiers.GB(m.TotalBytes), tiers.GB(m.AvailableBytes), m.AvailableFrom)
 	for _, l := range m.Limits {
@@ -70,7 +70,7 @@ func (r *Report) Print(w io.Writer) error {
 		row("", "cap %d of %d experts per layer, %s in memory", m.Cap, m.Experts, gb(m.PeakBytes))
 		ceiling := ""
 		if m.Ceiling > 0 {
-			ceiling = fmt.Sprintf(", which the drive allows %.3g times a second", m.Ceiling)
+			ceiling = fmt.Sprintf(", which the drive allows %.3g times a second (sluice plan: with others in memory)", m.Ceiling)
 		}
 		row("", "%s are read for a token when no expert is in memory%s", gb(m.TokenBytes), ceiling)
 		for _, n := range m.Notices {

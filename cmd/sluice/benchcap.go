@@ -12,8 +12,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sluice/backends/cpu"
 	"sluice/cmd/bench"
 	"sluice/cmd/doctor"
+	"sluice/cmd/engine"
 	"sluice/moe"
 	"sluice/storage"
 )
@@ -55,11 +57,12 @@ func benchCap(ctx context.Context, s streams, args []string) error {
 			return capError(c)
 		}
 	}
-	path, pass, err := m.passed(own)
+	o, pass, err := m.passed(own)
 	if err != nil {
 		return err
 	}
-	head, err := newBenchHead(path)
+	path := o.Path
+	head, err := newBenchHead(path, o.Kernels)
 	if err != nil {
 		return err
 	}
@@ -106,12 +109,11 @@ func benchCap(ctx context.Context, s streams, args []string) error {
 	return perr
 }
 
-// passed gives the path of the model, and the arguments of run that say the same
+// passed gives the options that the flags make, and the arguments of run that say the same
 // as those flags that are not in own.
-func (m *modelFlags) passed(own *pflag.FlagSet) (path string, args []string, err error) {
-	o, err := m.options(m.set.Args())
-	if err != nil {
-		return "", nil, err
+func (m *modelFlags) passed(own *pflag.FlagSet) (o engine.Options, args []string, err error) {
+	if o, err = m.options(m.set.Args()); err != nil {
+		return o, nil, err
 	}
 	if len(*m.models) == 0 {
 		args = append(args, "--model="+o.Path)
@@ -128,7 +130,7 @@ func (m *modelFlags) passed(own *pflag.FlagSet) (path string, args []string, err
 		}
 		args = append(args, "--"+f.Name+"="+f.Value.String())
 	})
-	return o.Path, args, nil
+	return o, args, nil
 }
 
 // A benchHead says what was measured, and on what.
@@ -151,9 +153,9 @@ type benchHead struct {
 	Binary string `json:"binary_sha256"`
 }
 
-func newBenchHead(path string) (*benchHead, error) {
+func newBenchHead(path string, kernels cpu.Level) (*benchHead, error) {
 	h := &benchHead{}
-	r := doctor.Machine(doctor.Options{Kernels: kernels()})
+	r := doctor.Machine(doctor.Options{Kernels: kernels})
 	h.Machine.Build, h.Machine.Kernel, h.Machine.CPU, h.Machine.Memory = r.Build, r.Kernel, r.CPU, r.Memory
 	file, err := storage.Open(path)
 	if err != nil {

@@ -45,11 +45,12 @@ func benchLimit(ctx context.Context, s streams, args []string) error {
 			return usagef("--modes: %v", err)
 		}
 	}
-	path, pass, err := m.passed(own)
+	o, pass, err := m.passed(own)
 	if err != nil {
 		return err
 	}
-	head, err := newBenchHead(path)
+	path := o.Path
+	head, err := newBenchHead(path, o.Kernels)
 	if err != nil {
 		return err
 	}
@@ -65,12 +66,14 @@ func benchLimit(ctx context.Context, s streams, args []string) error {
 		Program: exe, Model: path, Modes: *modes, Runs: *runs, Memory: memory, ReadSize: head.Model.ExpertBytes, Seconds: 1,
 		Args: append(pass, "--prompt="+*prompt, fmt.Sprintf("--tokens=%d", *n)),
 		Did: func(x bench.LimitSample) {
-			if !*m.json {
-				printLimit(s.out, x)
-			}
+			progress(s, "%s: %.4g tok/s", x.Mode, x.TokPerSec)
 		},
 	}.Run(ctx)
-	if *m.json {
+	if !*m.json {
+		for _, x := range samples {
+			printLimit(s.out, x)
+		}
+	} else {
 		perr := printJSON(s.out, struct {
 			*benchHead
 			Limit   int64               `json:"limit_bytes"`
@@ -94,10 +97,15 @@ func printLimit(w io.Writer, x bench.LimitSample) {
 	}
 	perToken := func(ns int64) float64 { return float64(ns) / 1e9 / tokens }
 	fmt.Fprintf(w, "\n%s, cap %s: %.4g tok/s (%.4g s a token, %d tokens), logits %s\n", mode, r.Settings["cap"].Text(), x.TokPerSec, perToken(r.DecodeNanos), r.DecodeTokens, r.Witness)
-	fmt.Fprintf(w, "  missed: %s a token, %.1f %% of the routed experts\n", size(int64(x.Missed)), 100*float64(r.Decode.Misses)/float64(max(1, r.Decode.Routed)))
-	fmt.Fprintf(w, "  drive: %s/s before, %s/s after: %.4g s a token for what was missed\n", size(int64(x.Before)), size(int64(x.After)), perToken(x.IONanos))
-	fmt.Fprintf(w, "  compute: %.4g s a token, the decode time without the wait for experts (%.1f %%)\n", perToken(x.ComputeNanos), x.WaitPct)
-	fmt.Fprintf(w, "  decode time: %.3f x max(compute, missed bytes / rate)\n", x.Ratio)
+	which := "missed"
+	if x.Mode == storage.MMap.String() {
+		which = "read"
+	}
+	fmt.Fprintf(w, "  missed: %s a token, %.1f %% of the routed experts; read from the drive: %s a token\n",
+		size(int64(x.Missed)), 100*float64(r.Decode.Misses)/float64(max(1, r.Decode.Routed)), size(int64(x.Read)))
+	fmt.Fprintf(w, "  drive: %s/s before, %s/s after: %.4g s a token for what was %s\n", size(int64(x.Before)), size(int64(x.After)), perToken(x.IONanos), which)
+	fmt.Fprintf(w, "  compute: %.4g s a token (of the least run that reads into its own memory)\n", perToken(x.ComputeNanos))
+	fmt.Fprintf(w, "  decode time: %.3f x max(compute, %s bytes / rate); expert wait %.1f %% of it\n", x.Ratio, which, x.WaitPct)
 	fmt.Fprintf(w, "  page cache: %s in the cgroup after the run, %s of it inactive; none before\n", size(x.Cache), size(x.InactiveFile))
 	if x.CachedBefore >= 0 {
 		fmt.Fprintf(w, "  of the model: %s before, %s after\n", size(x.CachedBefore), size(x.CachedAfter))

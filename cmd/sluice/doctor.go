@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 
+	"sluice/backends/cpu"
 	"sluice/cmd/doctor"
 )
 
@@ -25,8 +27,12 @@ func doctorCommand(ctx context.Context, s streams, args []string) error {
 	if !(*seconds >= 0 && *seconds <= 600) {
 		return usagef("--seconds %v: use 0 to 600", *seconds)
 	}
+	kernels, err := cpu.ParseLevel(os.Getenv("SLUICE_CPU"))
+	if err != nil {
+		return usagef("SLUICE_CPU: %v", err)
+	}
 	progress(s, "measuring drives")
-	r, err := doctor.Examine(ctx, doctor.Options{Model: *model, Kernels: kernels(), Seconds: *seconds})
+	r, err := doctor.Examine(ctx, doctor.Options{Model: *model, Kernels: kernels, Seconds: *seconds})
 	if err != nil {
 		return err
 	}
@@ -40,6 +46,3 @@ func doctorCommand(ctx context.Context, s streams, args []string) error {
 	}
 	return err
 }
-
-// kernels names the set of kernels that computes on this CPU.
-func kernels() string { return "go" }

@@ -63,6 +63,7 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		"rss_peak_bytes":         usage.PeakRSS,
 		"major_faults":           usage.MajorFaults,
 		"minor_faults":           usage.MinorFaults,
+		"device_read_bytes":      usage.DeviceReads,
 	}, nil
 }
 
@@ -83,6 +84,7 @@ func decodeCounters(e *engine.Engine, before tiers.Stats, usage tiers.Usage) (ma
 		"host_load_wait_ns":    c.LoadWaitNanos - before.LoadWaitNanos,
 		"major_faults":         now.MajorFaults - usage.MajorFaults,
 		"minor_faults":         now.MinorFaults - usage.MinorFaults,
+		"device_read_bytes":    now.DeviceReads - usage.DeviceReads,
 	}, nil
 }
 

@@ -60,7 +60,7 @@ func TestRunJSON(t *testing.T) {
 	}
 	counters, _ := at(t, o, "counters").(map[string]any)
 	want := []string{
-		"cap_changes", "distinct_experts_total", "emitted_tokens_total", "evictions{lru}", "forwards_total", "host_checksum_retries", "host_load_bytes", "host_load_wait_ns",
+		"cap_changes", "device_read_bytes", "distinct_experts_total", "emitted_tokens_total", "evictions{lru}", "forwards_total", "host_checksum_retries", "host_load_bytes", "host_load_wait_ns",
 		"host_loads_dropped", "host_loads_failed", "host_loads_total{mmap}", "host_loads_total{pread}", "host_loads_total{slab}",
 		"host_read_bytes", "host_read_retries", "loads_avoided{lru}", "loads_avoided{pinned}", "loads_avoided{vram}", "major_faults", "minor_faults",
 		"positions_total", "prefetch_guessed", "prefetch_guessed_right", "prefetch_issued", "prefetch_late", "prefetch_skipped_vram", "prefetch_used",
