@@ -200,6 +200,12 @@ func TestLimitSettle(t *testing.T) {
 	if s := all[2]; s.ComputeNanos != 15e8 || s.IONanos != 4e9 || s.Ratio != 2.5 {
 		t.Errorf("%+v", s)
 	}
+	ahead := slab // a fifth of the loads was for nothing
+	ahead.Run.Decode.Loads, ahead.Run.Decode.Misses = 10, 8
+	all = []LimitSample{ahead}
+	if settle(all); all[0].Missed != 0.8e9 || all[0].IONanos != 16e8 {
+		t.Errorf("%+v", all[0])
+	}
 	slab.Run.Decode.LoadBytes = 1e9
 	all = []LimitSample{slab}
 	if settle(all); !near(all[0].Ratio, 2/1.5, 1e-12) {

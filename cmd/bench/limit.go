@@ -34,7 +34,8 @@ type LimitSample struct {
 	Mode      string  `json:"mode"` // as asked for
 	Run       Run     `json:"run"`
 	TokPerSec float64 `json:"tok_per_s"`
-	// Missed is the payload of the experts that decoding loaded, by token; Read what
+	// Missed is the payload of the experts that decoding missed, by token, what was
+	// read ahead for nothing left out; Read what
 	// the kernel read from the drive meanwhile, which in mmap mode is the truth:
 	// there pages that were dropped come back by page faults, which no tier sees.
 	Missed float64 `json:"missed_bytes_per_token"`
@@ -160,18 +161,22 @@ func settle(samples []LimitSample) {
 		s := &samples[i]
 		r, tokens := s.Run, float64(s.Run.DecodeTokens)
 		s.Rate = (s.Before + s.After) / 2
-		s.Missed, s.Read = float64(r.Decode.LoadBytes)/tokens, float64(r.Decode.DeviceReads)/tokens
+		missed := float64(r.Decode.LoadBytes)
+		if r.Decode.Loads > r.Decode.Misses {
+			missed *= float64(r.Decode.Misses) / float64(r.Decode.Loads)
+		}
+		s.Missed, s.Read = missed/tokens, float64(r.Decode.DeviceReads)/tokens
 		s.ComputeNanos = compute * r.DecodeTokens
 		if compute == 0 {
 			s.ComputeNanos = r.DecodeNanos - r.WaitNanos
 		}
-		bytes := r.Decode.LoadBytes
+		bytes := missed
 		if s.Mode == storage.MMap.String() {
-			bytes = r.Decode.DeviceReads
+			bytes = float64(r.Decode.DeviceReads)
 		}
 		s.IONanos = 0
 		if s.Rate > 0 {
-			s.IONanos = int64(float64(bytes) / s.Rate * 1e9)
+			s.IONanos = int64(bytes / s.Rate * 1e9)
 		}
 		s.Ratio = float64(r.DecodeNanos) / float64(max(1, s.ComputeNanos, s.IONanos))
 		s.WaitPct = 100 * float64(r.WaitNanos) / float64(r.DecodeNanos)

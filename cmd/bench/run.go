@@ -54,6 +54,7 @@ type Counts struct {
 	Routed      int64            `json:"routed_experts_total"`
 	Hits        map[string]int64 `json:"tier_hits"`
 	Misses      int64            `json:"tier_misses"`
+	Loads       int64            `json:"host_loads"` // in whatever mode
 	LoadBytes   int64            `json:"host_load_bytes"`
 	WaitNanos   int64            `json:"host_load_wait_ns"`
 	MajorFaults int64            `json:"major_faults"`

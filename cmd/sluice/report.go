@@ -79,6 +79,7 @@ func decodeCounters(e *engine.Engine, before tiers.Stats, usage tiers.Usage) (ma
 		"routed_experts_total": c.RoutedExperts - before.RoutedExperts,
 		"tier_hits":            map[string]int64{"vram": c.Hits.VRAM - before.Hits.VRAM, "pinned": c.Hits.Pinned - before.Hits.Pinned, "lru": c.Hits.LRU - before.Hits.LRU},
 		"tier_misses":          c.Misses - before.Misses,
+		"host_loads":           c.Source.Loads - before.Source.Loads,
 		"host_load_bytes":      c.Source.LoadBytes - before.Source.LoadBytes,
 		"host_read_bytes":      c.Source.ReadBytes - before.Source.ReadBytes,
 		"host_load_wait_ns":    c.LoadWaitNanos - before.LoadWaitNanos,
