@@ -60,7 +60,7 @@ func TestBenchCap(t *testing.T) {
 		"--print-config":          {"--caps", "4", "--print-config"},
 		"unknown storage mode":    {"--caps", "4", "--storage", "tape"},
 		"invalid argument \"x\"":  {"--caps", "x"},
-		"--threads 0: it must be": {"--caps", "4", "--threads", "0"},
+		"--threads 0": {"--caps", "4", "--threads", "0"},
 	} {
 		sluice("", append([]string{"bench", "cap", demo}, args...)...).wants(t, exitUsage, want)
 	}
