@@ -50,17 +50,17 @@ func TestBenchCap(t *testing.T) {
 
 	sluice("", "bench", "cap", demo, "--caps", "40,100").wants(t, exitArms, "bench: arms are the same: cap resolved to 32 in both\n")
 	for want, args := range map[string][]string{
-		"--caps 4,8,16":           {},
-		"cap 0":                   {"--caps", "0,4"},
-		"--caps":                  {"--caps", "4", "--cap", "8"},
-		"-n at least 2":           {"--caps", "4", "-n", "1"},
-		"--runs is at least 1":    {"--caps", "4", "--runs", "0"},
-		"--cache":                 {"--caps", "4", "--cache", "tepid"},
-		"unexpected argument":     {"--caps", "4", "8"},
-		"--print-config":          {"--caps", "4", "--print-config"},
-		"unknown storage mode":    {"--caps", "4", "--storage", "tape"},
-		"invalid argument \"x\"":  {"--caps", "x"},
-		"--threads 0": {"--caps", "4", "--threads", "0"},
+		"--caps 4,8,16":          {},
+		"cap 0":                  {"--caps", "0,4"},
+		"--caps":                 {"--caps", "4", "--cap", "8"},
+		"-n at least 2":          {"--caps", "4", "-n", "1"},
+		"--runs is at least 1":   {"--caps", "4", "--runs", "0"},
+		"--cache":                {"--caps", "4", "--cache", "tepid"},
+		"unexpected argument":    {"--caps", "4", "8"},
+		"--print-config":         {"--caps", "4", "--print-config"},
+		"unknown storage mode":   {"--caps", "4", "--storage", "tape"},
+		"invalid argument \"x\"": {"--caps", "x"},
+		"--threads 0":            {"--caps", "4", "--threads", "0"},
 	} {
 		sluice("", append([]string{"bench", "cap", demo}, args...)...).wants(t, exitUsage, want)
 	}
