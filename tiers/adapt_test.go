@@ -233,7 +233,7 @@ func TestWatch(t *testing.T) {
 	want(18, tick(1), "cap lowered 24 -> 18 (memory pressure: some avg10 14.2 %, available 0.0 GB)")
 	pressed("/proc/pressure/memory", "9.90")
 	want(18, tick(12), "")
-	pressed("/sys/fs/cgroup/a/memory.pressure", "10.00") // our own
+	pressed("/sys/fs/cgroup/a/memory.pressure", "10.00")
 	want(14, tick(1), "cap lowered 18 -> 14 (memory pressure: some avg10 10.0 %, available 0.0 GB)")
 	pressed("/sys/fs/cgroup/a/memory.pressure", "0.00")
 	want(14, tick(11), "")

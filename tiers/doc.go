@@ -6,8 +6,10 @@
 // A Policy says which experts leave the pool; package sim replays the routing
 // of a Trace through one without a model.
 //
-// There is one tier now, the LRU pool in RAM (Cache). The buckets of the
-// accounting are those of all tiers: vram, pinned, lru, miss.
+// A Cache has three tiers, asked in this order: the memory of a Device, the
+// pinned set in RAM, and the pool in RAM that the policy rules (counted as lru).
+// An expert is in one of them, or a miss. A History chooses the first two. What
+// a guess of the next layer has read ahead waits beside the pool for its layer.
 package tiers
 
 import "sluice/storage"

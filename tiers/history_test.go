@@ -140,6 +140,22 @@ func TestHistoryIsWrittenWhole(t *testing.T) {
 	}
 }
 
+// What a policy reads: the share of a layer's positions that chose an expert.
+func TestHistoryFrequency(t *testing.T) {
+	id, layers := historyModel()
+	h := NewHistory(id, layers)
+	copy(h.counts[1], []int64{0, 3, 5, 2}) // 5 positions of top-2
+	f := h.Frequency(2)
+	for e, want := range []float64{0, 0.6, 1, 0.4} {
+		if got := f(Key{Layer: 2, Expert: int32(e)}); got != want {
+			t.Errorf("expert %d: %v, want %v", e, got, want)
+		}
+	}
+	if got := f(Key{Layer: 1, Expert: 1}); got != 0 {
+		t.Errorf("a layer that never ran: %v", got)
+	}
+}
+
 // Old choices weigh less: counts are halved before they grow without bound.
 func TestHistoryAges(t *testing.T) {
 	h := fakeHistory()

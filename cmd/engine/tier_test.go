@@ -109,6 +109,7 @@ func TestSameBitsInAllTiers(t *testing.T) {
 		for round := range rounds {
 			o := Options{
 				Path: path, Ctx: 128,
+				Policy:   tiers.Policies()[rng.IntN(len(tiers.Policies()))],
 				Cap:      1 + rng.IntN(plain.Spec.Experts),
 				Pin:      Budget{Experts: []int{0, 0, 5, 40, 1000}[rng.IntN(5)]},
 				Prefetch: tiers.Prefetch(rng.IntN(3)),
@@ -116,7 +117,7 @@ func TestSameBitsInAllTiers(t *testing.T) {
 				Storage:  modes[rng.IntN(len(modes))],
 				Threads:  1 + rng.IntN(2),
 			}
-			what := fmt.Sprintf("seed %d, round %d: %s, pin %d, prefetch %v", seed, round, options(o), o.Pin.Experts, o.Prefetch)
+			what := fmt.Sprintf("seed %d, round %d: %s, %s, pin %d, prefetch %v", seed, round, options(o), o.Policy, o.Pin.Experts, o.Prefetch)
 			e, source := openRough(t, o, rng.Uint64())
 			for try := range 3 {
 				source.fail = []int{0, 60, 0}[try]
@@ -461,5 +462,27 @@ func TestNothingRunsOn(t *testing.T) {
 			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
 		}
 		runtime.Gosched()
+	}
+}
+
+// What is announced when all is loaded is what the process takes from then on,
+// to 5 %, beside a few megabytes of the Go heap: nothing grows with the prompt or
+// the text.
+func TestAnnouncedHolds(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector's own memory grows")
+	}
+	const heap = 8 << 20
+	e := open(t, Options{Path: demo, Cap: 8, Prefetch: tiers.PrefetchOn})
+	generate(t, e, heldout(t, e, 1500), 60)
+	usage, err := tiers.Memory{}.Usage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if grown := usage.RSS - e.Announced; grown > e.Announced/20+heap {
+		t.Errorf("%d bytes are announced, %d more are taken", e.Announced, grown)
+	}
+	if n := e.Ledger.Total() - e.Announced; max(n, -n) > e.Announced/20+heap {
+		t.Errorf("the ledger has %d bytes, %d are resident", e.Ledger.Total(), e.Announced)
 	}
 }

@@ -123,6 +123,49 @@ func TestPopulate(t *testing.T) {
 	Populate(nil)
 }
 
+// Discard gives back whole pages and leaves the bytes around them.
+func TestDiscard(t *testing.T) {
+	page := unix.Getpagesize()
+	resident := func(b []byte, pages int) (n int) {
+		vec := make([]byte, pages)
+		if _, _, no := unix.Syscall(unix.SYS_MINCORE, address(b), uintptr(pages*page), uintptr(unsafe.Pointer(&vec[0]))); no != 0 {
+			t.Fatal(no)
+		}
+		for _, v := range vec {
+			n += int(v & 1)
+		}
+		return n
+	}
+	b, err := Alloc(int64(10*page - 7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Free(b)
+	fill := func() {
+		for i := range b {
+			b[i] = 1
+		}
+	}
+	for _, tt := range []struct{ from, to, left int }{
+		{0, len(b), 0}, {page, len(b), 1}, {page + 1, len(b), 2}, {page, 3*page + 5, 8}, {page + 1, 3 * page, 9}, {1, page, 10}, {5, 5, 10},
+	} {
+		fill()
+		Discard(b[tt.from:tt.to:min(len(b), tt.to+page)])
+		if tt.to == len(b) {
+			Discard(b[tt.from:])
+		}
+		if n := resident(b, 10); n != tt.left {
+			t.Errorf("[%d:%d]: %d pages are resident, want %d", tt.from, tt.to, n, tt.left)
+		}
+		for i := range b {
+			if inside := i >= tt.from && i < tt.to; !inside && b[i] != 1 {
+				t.Fatalf("[%d:%d]: byte %d is %d", tt.from, tt.to, i, b[i])
+			}
+		}
+	}
+	Discard(nil)
+}
+
 func TestOf(t *testing.T) {
 	v, b, err := Of[float64](1000)
 	if err != nil {
