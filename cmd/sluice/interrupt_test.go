@@ -73,7 +73,7 @@ func TestInterruptToken(t *testing.T) {
 		if !strings.HasSuffix(r.out, "\n") || len(r.out) < 2 {
 			t.Errorf("%v: the text is %q", sig, r.out)
 		}
-		for _, s := range []string{"ended by interrupted", "decode experts: ", "memory: ", "sluice run: interrupted"} {
+		for _, s := range []string{"ended by interrupted", "prompt experts: ", "memory: ", "sluice run: interrupted"} {
 			if !strings.Contains(r.err, s) {
 				t.Errorf("%v: standard error lacks %q:\n%s", sig, s, r.err)
 			}
