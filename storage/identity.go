@@ -120,7 +120,12 @@ func (m *Model) Sidecar() (side *Model, words string) {
 	}
 	base := stem(m.Files[0].Path)
 	for _, path := range []string{base + ".slab", base + ".gguf.slab"} {
-		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		fi, err := os.Stat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil && !fi.Mode().IsRegular() { // to open a pipe would wait for its other end
+			words = fmt.Sprintf("slab %s is not used: it is no regular file", path)
 			continue
 		}
 		side, why := m.sidecar(path)

@@ -55,6 +55,39 @@ func Open(path string) (*Model, error) {
 	return openGGUF(path)
 }
 
+// Paths are the paths of all files of the model and its copies.
+func (m *Model) Paths() (paths []string) {
+	for _, files := range append([][]File{m.Files}, m.copies...) {
+		for _, f := range files {
+			paths = append(paths, f.Path)
+		}
+	}
+	return paths
+}
+
+// Stamps are the sizes and modification times of all files of the model and its
+// copies as they are now, in the order of Paths, so that two of them show whether
+// a file was written to in between. A file that was replaced under its name is
+// not the one that is open, and does not show.
+func (m *Model) Stamps() (stamps []FileStamp, err error) {
+	for _, files := range append([][]File{m.Files}, m.copies...) {
+		for _, f := range files {
+			fi, err := f.f.Stat()
+			if err != nil {
+				return nil, fmt.Errorf("storage: %w", err)
+			}
+			stamps = append(stamps, FileStamp{f.Path, fi.Size(), fi.ModTime().UnixNano()})
+		}
+	}
+	return stamps, nil
+}
+
+// A FileStamp is the size and modification time (Unix nanoseconds) of a file.
+type FileStamp struct {
+	Path       string
+	Size, Time int64
+}
+
 // Close closes the model's files. Nothing may be reading from them.
 func (m *Model) Close() error {
 	var errs []error

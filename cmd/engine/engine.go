@@ -22,8 +22,7 @@ import (
 	"sluice/tiers"
 )
 
-// Options choose how a model is run. Zero values are the defaults, but for
-// Prefetch, which the commands set to PrefetchAuto.
+// Options choose how a model is run. Zero values are the defaults.
 type Options struct {
 	Path    string
 	Copies  []string // further paths of the same model, on other drives
@@ -80,9 +79,11 @@ type Plan struct {
 
 	VRAMBytes, PinnedBytes int64
 
-	dense     int64 // bytes of the arena of resident tensors
-	copies    int64 // bytes of RAM for what is in VRAM
-	floor     int64 // bytes that are to stay available
+	path      string
+	stamps    []storage.FileStamp // when the model was opened
+	dense     int64               // bytes of the arena of resident tensors
+	copies    int64               // bytes of RAM for what is in VRAM
+	floor     int64               // bytes that are to stay available
 	usagePath string
 	keepHost  bool
 	device    tiers.Device
@@ -112,7 +113,11 @@ func (p *Plan) prepare(o Options) (err error) {
 	if p.File, err = storage.OpenCopies(append([]string{o.Path}, o.Copies...)...); err != nil {
 		return err
 	}
+	p.path = o.Path
 	p.sidecar(o)
+	if p.stamps, err = p.File.Stamps(); err != nil {
+		return err
+	}
 	if p.Spec, err = moe.Describe(p.File); err != nil {
 		return err
 	}
@@ -125,8 +130,12 @@ func (p *Plan) prepare(o Options) (err error) {
 	}
 	p.Config.KV = o.KV
 	p.set("kv", o.KV.String(), o.KV != backends.KVF16)
-	p.Config.Chunk = cmp.Or(o.Chunk, defaultChunk)
-	p.set("chunk", p.Config.Chunk, o.Chunk != 0)
+	p.Config.Chunk = min(cmp.Or(o.Chunk, defaultChunk), p.Config.Ctx)
+	chunk := Setting{Name: "chunk", Value: p.Config.Chunk, Origin: origin(o.Chunk != 0)}
+	if o.Chunk > p.Config.Chunk {
+		chunk.Requested = o.Chunk
+	}
+	p.Settings.Set(chunk)
 	threads := Setting{Name: "threads", Value: o.Threads, Origin: FromFlag}
 	if o.Threads == 0 {
 		threads.Value, threads.Origin = cores.Physical(), FromAuto
@@ -163,7 +172,7 @@ func (p *Plan) prepare(o Options) (err error) {
 	if err := p.memory(o); err != nil {
 		return err
 	}
-	s := Setting{Name: "prefetch", Value: p.Prefetch.String(), Origin: origin(o.Prefetch != tiers.PrefetchAuto)}
+	s := Setting{Name: "prefetch", Value: p.Prefetch.String(), Origin: origin(o.Prefetch != tiers.PrefetchOff)}
 	if p.Prefetch != o.Prefetch {
 		s.Requested = o.Prefetch.String()
 	}
@@ -223,6 +232,9 @@ func origin(given bool) string {
 	}
 	return FromDefault
 }
+
+// Paths are the files that a run reads: the model's, its copies', its slab's.
+func (p *Plan) Paths() []string { return append(p.File.Paths(), p.path) }
 
 // Close closes the model's files. A plan that was loaded is closed by its engine.
 func (p *Plan) Close() error {
@@ -325,10 +337,20 @@ func (p *Plan) TraceHeader(name string) *tiers.Trace {
 
 // Finish is called when a command has run its model: it puts what changed
 // meanwhile into the settings, writes the usage history, and says in words what
-// happened. The engine goes on all the same.
+// happened. A model file that was written to meanwhile is an error. The engine
+// goes on all the same.
 func (e *Engine) Finish() (notices []string, err error) {
 	e.Cache.Land()
 	notices = e.Cache.Notices()
+	now, err := e.File.Stamps()
+	if err != nil {
+		return notices, err
+	}
+	for i, was := range e.stamps {
+		if now[i] != was {
+			return notices, fmt.Errorf("%s was written to while it was read: what was computed may be of neither the old nor the new model; run it again", was.Path)
+		}
+	}
 	if now := e.Cache.Stats().Cap; now != e.Cap.Cap {
 		for _, s := range e.Settings {
 			if s.Name == "cap" {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice/backends"
 	"sluice/internal/quant"
@@ -389,5 +390,24 @@ func TestCancelled(t *testing.T) {
 		if got := generate(t, e, prompt, 12); got.Witness != want.Witness {
 			t.Errorf("%v: after cancellations logits %08x, want %08x", mode, got.Witness, want.Witness)
 		}
+	}
+}
+
+// A model that is written to while it runs may have given any bytes: Finish says so.
+func TestWrittenWhileRead(t *testing.T) {
+	f := newCuttable(t, glm)
+	e := open(t, Options{Path: f.path, Cap: 1, Ctx: 128})
+	prompt := heldout(t, e, 20)
+	generate(t, e, prompt, 2)
+	if _, err := e.Finish(); err != nil {
+		t.Fatal(err)
+	}
+	stamp := time.Now().Add(-time.Hour) // whatever the clock of the file system
+	f.mend()
+	if err := os.Chtimes(f.path, stamp, stamp); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Finish(); err == nil || !strings.Contains(err.Error(), "was written to while it was read") {
+		t.Errorf("got %v", err)
 	}
 }

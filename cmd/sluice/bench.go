@@ -134,6 +134,10 @@ func benchTable(ctx context.Context, s streams, d *bench.Drive, cells []bench.Ce
 				tellOnce(s, told, fmt.Sprintf("left out: %d reads of %s at once would take more than half of the available memory", c.Depth, size(c.Size)))
 				continue
 			}
+			if fi, err := os.Stat(d.Path); err == nil && fi.Size()/c.Size < 2 {
+				tellOnce(s, told, fmt.Sprintf("left out: reads of %s: %s has %s and must hold two of them; name a larger file, or a smaller --size", size(c.Size), d.Path, size(fi.Size())))
+				continue
+			}
 			if refused[c.Mode] {
 				continue
 			}

@@ -99,7 +99,7 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 		releaseHost: f.Bool("release-host", true, "keep no copy in RAM of the experts in a device's memory"),
 		usage:       f.String("usage", "", "file of the usage history: read, and written at the end"),
 		usageFreeze: f.String("usage-freeze", "", "file of the usage history: read, and left as it is"),
-		prefetch:    f.String("prefetch", "auto", "read experts before their layer asks: off, auto (while it gives more than it costs) or on"),
+		prefetch:    f.String("prefetch", "off", "read experts before their layer asks: off, auto (while it gives more than it costs) or on"),
 		printConfig: f.Bool("print-config", false, "print every setting with its value and origin, and stop"),
 		explain:     f.Bool("explain-counters", false, "print what each counter counts, and stop"),
 	}
@@ -112,6 +112,9 @@ func modelFlag(f *pflag.FlagSet) *string {
 // options turns the flags and what is left of the arguments, [MODEL] [CAP],
 // into the engine's options.
 func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
+	if m.set.Changed("model") && slices.Contains(*m.models, "") || len(rest) > 0 && rest[0] == "" {
+		return o, usagef("MODEL is empty: name a file, or leave it out for the demo")
+	}
 	if *m.model == "" && len(rest) > 0 && !(len(rest) == 1 && isCap(rest[0])) {
 		*m.model, rest = rest[0], rest[1:]
 	}

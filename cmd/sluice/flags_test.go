@@ -307,8 +307,8 @@ func TestPrintConfig(t *testing.T) {
 		{[]string{"run", tinyGLM4}, "kv", "f16 default"},
 		{[]string{"run", tinyGLM4, "--kv", "f16"}, "kv", "f16 flag"},
 		{[]string{"run", tinyGLM4, "--kv", "q8"}, "kv", "q8 flag"},
-		{[]string{"run", tinyGLM4}, "chunk", "512 default"},
-		{[]string{"run", tinyGLM4, "--chunk", "512"}, "chunk", "512 flag"},
+		{[]string{"run", tinyGLM4}, "chunk", "128 default"},
+		{[]string{"run", tinyGLM4, "--chunk", "512"}, "chunk", "128 flag"}, // the context has no more
 		{[]string{"run", tinyGLM4, "--threads", "3"}, "threads", "3 flag"},
 		{[]string{"run", tinyGLM4, "--storage", "mmap"}, "storage", "mmap flag"},
 		{[]string{"run", tinyGLM4, "--io-depth", "7"}, "io-depth", "7 flag"},

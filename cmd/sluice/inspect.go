@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -137,7 +138,7 @@ func (d description) print(s streams, path string) error {
 			row("", "%s of %s, header %x", size(f.Size), f.Stamp(), f.Header[:8])
 		}
 	}
-	row("architecture", "%s (%s)", d.Arch, d.Name)
+	row("architecture", "%s (%s)", d.Arch, printable(d.Name))
 	row("files", "%d, %s", d.files, size(d.fileBytes))
 	row("layers", "%d, %d of them with experts, %d nextn behind them", d.Layers, len(d.Roles), d.Nextn)
 	row("sizes", "hidden %d, vocabulary %d, %d heads and %d key-value heads of %d, context %d", d.Hidden, d.Vocab, d.Heads, d.KVHeads, d.HeadDim, d.Ctx)
@@ -157,4 +158,11 @@ func (d description) print(s streams, path string) error {
 	}
 	row("chat template", "%v", d.template)
 	return t.Flush()
+}
+
+// printable is a text of the file as one line that cannot move a terminal's
+// cursor: what is no printable character is escaped.
+func printable(text string) string {
+	quoted := strconv.Quote(text)
+	return quoted[1 : len(quoted)-1]
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 
 	"sluice/cmd/engine"
 	"sluice/internal/safetensors"
@@ -30,7 +29,7 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 	}
 	var ids []int32
 	if *idsFile != "" {
-		if ids, err = readIDs(*idsFile); err != nil {
+		if ids, err = readIDs(ctx, s, *idsFile); err != nil {
 			return err
 		}
 	}
@@ -75,17 +74,24 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 	return nil
 }
 
-func readIDs(path string) ([]int32, error) {
-	text, err := os.ReadFile(path)
+func readIDs(ctx context.Context, s streams, path string) ([]int32, error) {
+	text, err := readFile(ctx, s, path)
 	if err != nil {
 		return nil, fmt.Errorf("read the ids: %w", err)
 	}
-	var ids []int32
-	if err := json.Unmarshal(text, &ids); err != nil {
+	var numbers []*int32 // nil: a null
+	if err := json.Unmarshal(text, &numbers); err != nil {
 		return nil, fmt.Errorf("%s: want a JSON array of token ids, such as [12, 7, 512]: %w", path, err)
 	}
-	if len(ids) == 0 {
+	if len(numbers) == 0 {
 		return nil, fmt.Errorf("%s: the array of token ids is empty", path)
+	}
+	ids := make([]int32, len(numbers))
+	for i, n := range numbers {
+		if n == nil {
+			return nil, fmt.Errorf("%s: id %d of the array is null: want a token id", path, i)
+		}
+		ids[i] = *n
 	}
 	return ids, nil
 }
@@ -95,6 +101,9 @@ func readIDs(path string) ([]int32, error) {
 func createLogits(p *engine.Plan, ids []int32, idsFile, out string) (*safetensors.Writer, error) {
 	if len(ids) > p.Config.Ctx {
 		return nil, &moe.ContextError{Tokens: len(ids), Ctx: p.Config.Ctx}
+	}
+	if err := notOver(out, append(p.Paths(), idsFile)...); err != nil {
+		return nil, err
 	}
 	for i, id := range ids {
 		if id < 0 || int(id) >= p.Spec.Vocab {

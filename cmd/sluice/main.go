@@ -67,7 +67,8 @@ func commands() []command {
 // run is the program: arguments in, an exit code out.
 func run(args []string, in io.Reader, out, errw io.Writer) int {
 	s := streams{in, out, errw}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Ignore(syscall.SIGPIPE) // a closed output is an error of the write, which cleans up
 	defer stop()
 	go func() { // a second Ctrl-C ends the program at once
 		<-ctx.Done()

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"slices"
 
 	"sluice/cmd/engine"
@@ -47,7 +46,7 @@ func perplexityCommand(ctx context.Context, s streams, args []string) error {
 	o.Ctx = cmp.Or(o.Ctx, perplexityChunk)
 	var text []byte
 	if !*m.printConfig {
-		if text, err = os.ReadFile(file); err != nil {
+		if text, err = readFile(ctx, s, file); err != nil {
 			return fmt.Errorf("read the text: %w", err)
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -113,7 +112,7 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	if *n < -1 {
 		return usagef("-n %d: use 0 or more tokens, or -1 until the context is full", *n)
 	}
-	text, err := promptText(m, s, *prompt, *file)
+	text, err := promptText(ctx, m, s, *prompt, *file)
 	if err != nil {
 		return err
 	}
@@ -180,25 +179,20 @@ func givenOr(m *modelFlags, flag string) string {
 }
 
 // promptText is the text of -p or of the file of -f.
-func promptText(m *modelFlags, s streams, prompt, file string) (string, error) {
+func promptText(ctx context.Context, m *modelFlags, s streams, prompt, file string) (string, error) {
 	switch {
 	case m.set.Changed("prompt") && file != "":
 		return "", usagef("-p and -f both give the text: use one")
 	case m.set.Changed("prompt") || *m.printConfig:
 		return prompt, nil
-	case file == "-":
-		return readText(io.ReadAll(s.in))
 	case file != "":
-		return readText(os.ReadFile(file))
+		b, err := readFile(ctx, s, file)
+		if err != nil {
+			return "", fmt.Errorf("read the text: %w", err)
+		}
+		return string(b), nil
 	}
 	return "", usagef("no text to continue: give one with -p TEXT or -f FILE")
-}
-
-func readText(b []byte, err error) (string, error) {
-	if err != nil {
-		return "", fmt.Errorf("read the text: %w", err)
-	}
-	return string(b), nil
 }
 
 // encodePrompt turns the text into ids that fit into the context.

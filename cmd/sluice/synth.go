@@ -56,6 +56,9 @@ func synthCommand(ctx context.Context, s streams, args []string) error {
 	if err != nil {
 		return fmt.Errorf("for the vocabulary (--vocab FILE): %w", err)
 	}
+	if err := notOver(*out, path); err != nil {
+		return err
+	}
 	file, err := storage.Open(path)
 	if err != nil {
 		return err

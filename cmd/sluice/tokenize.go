@@ -2,9 +2,9 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"strings"
 
 	"sluice/cmd/engine"
@@ -12,7 +12,7 @@ import (
 	"sluice/storage"
 )
 
-func tokenizeCommand(_ context.Context, s streams, args []string) error {
+func tokenizeCommand(ctx context.Context, s streams, args []string) error {
 	f, asJSON := newFlags(s, "tokenize", "turn text on standard input into token ids, one a line, as run would see it: special tokens parsed, BOS where the model wants it")
 	model := modelFlag(f)
 	cases := f.Bool("cases", false, "read many texts, each ended by a line __ggml_vocab_test__; print one line of ids for each, without BOS, special tokens not parsed")
@@ -34,7 +34,11 @@ func tokenizeCommand(_ context.Context, s streams, args []string) error {
 	}
 	var all [][]int32
 	if *cases {
-		texts, err := tokenizer.ReadCases(s.in)
+		text, err := readFile(ctx, s, "-")
+		if err != nil {
+			return fmt.Errorf("read standard input: %w", err)
+		}
+		texts, err := tokenizer.ReadCases(bytes.NewReader(text))
 		if err != nil {
 			return err
 		}
@@ -42,7 +46,7 @@ func tokenizeCommand(_ context.Context, s streams, args []string) error {
 			all = append(all, t.Encode(text, false))
 		}
 	} else {
-		text, err := io.ReadAll(s.in)
+		text, err := readFile(ctx, s, "-")
 		if err != nil {
 			return fmt.Errorf("read standard input: %w", err)
 		}
@@ -69,6 +73,9 @@ func tokenizeCommand(_ context.Context, s streams, args []string) error {
 
 // oneModel is the model of a command that takes nothing else.
 func oneModel(flag string, args []string) (string, error) {
+	if len(args) > 0 && args[0] == "" {
+		return "", usagef("MODEL is empty: name a file, or leave it out for the demo")
+	}
 	if flag == "" && len(args) > 0 {
 		flag, args = args[0], args[1:]
 	}

@@ -29,8 +29,11 @@ type File struct {
 // program left in PATH.part is written over; a PATH.part that another program
 // is writing now is an error.
 func Create(path string) (*File, error) {
-	f := &File{path: path, temp: path + ".part"}
 	var err error
+	if real, lerr := filepath.EvalSymlinks(path); lerr == nil {
+		path = real // a link stays, what it names is replaced
+	}
+	f := &File{path: path, temp: path + ".part"}
 	if fi, serr := os.Stat(path); serr == nil && !fi.Mode().IsRegular() {
 		f.temp = ""
 		f.f, err = os.OpenFile(path, os.O_WRONLY, 0)
@@ -83,9 +86,16 @@ func Publish(f *os.File, path string) error {
 // openLocked opens the file name for this process alone.
 func openLocked(name string) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666)
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o666)
+		if errors.Is(err, syscall.ELOOP) {
+			return nil, fmt.Errorf("%s is a symbolic link, which is not followed: remove it", name)
+		}
 		if err != nil {
 			return nil, err
+		}
+		if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+			f.Close()
+			return nil, fmt.Errorf("%s is no regular file: remove it", name)
 		}
 		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 			f.Close()

@@ -159,3 +159,40 @@ func checkFull(t *testing.T, dir string, f *File) {
 		t.Errorf("left behind: %s", got)
 	}
 }
+
+// PATH.part is never followed to another file, and a PATH that is a link stays one.
+func TestLinks(t *testing.T) {
+	dir := t.TempDir()
+	precious, path := filepath.Join(dir, "precious"), filepath.Join(dir, "f")
+	if err := os.WriteFile(precious, []byte("precious"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(precious, path+".part"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Create(path); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+		t.Errorf("got %v", err)
+	}
+	if b, _ := os.ReadFile(precious); string(b) != "precious" {
+		t.Errorf("the other file holds %q", b)
+	}
+
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(precious, link); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Create(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Write([]byte("new"))
+	if err := f.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := os.ReadFile(precious); string(b) != "new" {
+		t.Errorf("what the link names holds %q", b)
+	}
+	if fi, err := os.Lstat(link); err != nil || fi.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link is %v, %v", fi, err)
+	}
+}
