@@ -120,6 +120,7 @@ func TestSameBitsInAllTiers(t *testing.T) {
 			what := fmt.Sprintf("seed %d, round %d: %s, %s, pin %d, prefetch %v", seed, round, options(o), o.Policy, o.Pin.Experts, o.Prefetch)
 			e, source := openRough(t, o, rng.Uint64())
 			for try := range 3 {
+				e.Cache.Land() // nothing looks at the source now
 				source.fail = []int{0, 60, 0}[try]
 				got := make([]float32, 0, len(want))
 				failed := func() error {
@@ -173,6 +174,7 @@ func TestBrokenReadAhead(t *testing.T) {
 	e, source := openTapped(t, o)
 	for n := 40; n < 200; n += 7 {
 		left := n
+		e.Cache.Land() // nothing looks at the tap now
 		source.broken = func(k storage.Key) error {
 			if left--; left == 0 {
 				return errors.New("a loose cable")
@@ -184,6 +186,7 @@ func TestBrokenReadAhead(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), "a loose cable") {
 			t.Fatal(err)
 		}
+		e.Cache.Land()
 		source.broken = nil
 		if got := generate(t, e, prompt, 12); got.Witness != want.Witness {
 			t.Fatalf("after load %d failed: logits %08x, want %08x", n, got.Witness, want.Witness)
