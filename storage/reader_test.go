@@ -721,6 +721,9 @@ func TestOpenCopies(t *testing.T) {
 	other := slices.Clone(demo)
 	other[at] ^= 1
 	header := write("header.gguf", other)
+	other = slices.Clone(demo)
+	other[len(other)-1] ^= 1 // the end of the last tensor
+	weights := write("weights.gguf", other)
 	long := write("long.gguf", append(slices.Clone(demo), 0))
 	link := filepath.Join(dir, "link.gguf")
 	if err := os.Symlink(b, link); err != nil {
@@ -745,6 +748,7 @@ func TestOpenCopies(t *testing.T) {
 		{[]string{a, filepath.Join(dir, "none.gguf")}, "none.gguf"},
 		{[]string{a, long}, "bytes"},
 		{[]string{a, header}, fmt.Sprintf("differ at byte %d", at)},
+		{[]string{a, weights}, "in tensor "},
 		{[]string{a, a}, "the same file"},
 		{[]string{a, b, link}, "the same file"},
 	} {

@@ -9,6 +9,7 @@ import (
 	"math"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"sluice/cmd/engine"
 	"sluice/internal/atomicfile"
@@ -137,7 +138,7 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	if *m.printConfig {
 		return printConfig(s.out, p.Settings, *m.json)
 	}
-	ids, err := encodePrompt(p, text, *asChat)
+	ids, err := encodePrompt(ctx, p, text, *asChat)
 	if err != nil {
 		return err
 	}
@@ -196,10 +197,10 @@ func promptText(ctx context.Context, m *modelFlags, s streams, prompt, file stri
 }
 
 // encodePrompt turns the text into ids that fit into the context.
-func encodePrompt(p *engine.Plan, text string, asChat bool) ([]int32, error) {
+func encodePrompt(ctx context.Context, p *engine.Plan, text string, asChat bool) ([]int32, error) {
 	if asChat {
 		var err error
-		if text, err = chatText(p, text); err != nil {
+		if text, err = chatText(ctx, p, text); err != nil {
 			return nil, err
 		}
 	}
@@ -213,8 +214,12 @@ func encodePrompt(p *engine.Plan, text string, asChat bool) ([]int32, error) {
 	return ids, nil
 }
 
+// renderTime bounds the rendering of a chat template, which takes microseconds;
+// one that loops for hours is no template.
+const renderTime = 10 * time.Second
+
 // chatText renders a user's message by the template of the file.
-func chatText(p *engine.Plan, text string) (string, error) {
+func chatText(ctx context.Context, p *engine.Plan, text string) (string, error) {
 	source, ok := p.File.Meta.String("tokenizer.chat_template")
 	if err := p.File.Meta.Err(); err != nil {
 		return "", err
@@ -227,9 +232,27 @@ func chatText(p *engine.Plan, text string) (string, error) {
 		return "", err
 	}
 	bos, _ := p.Tokens.BOS()
-	return t.Render([]chat.Message{{Role: "user", Content: text}}, chat.Options{
-		BOS: p.Tokens.Text(bos), EOS: p.Tokens.Text(p.Tokens.EOS()), AddGenerationPrompt: true,
-	})
+	// The library cannot be stopped, so what does not end is left behind, and ends
+	// with the program.
+	type result struct {
+		text string
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		text, err := t.Render([]chat.Message{{Role: "user", Content: text}}, chat.Options{
+			BOS: p.Tokens.Text(bos), EOS: p.Tokens.Text(p.Tokens.EOS()), AddGenerationPrompt: true,
+		})
+		done <- result{text, err}
+	}()
+	select {
+	case r := <-done:
+		return r.text, r.err
+	case <-ctx.Done():
+		return "", ctx.Err()
+	case <-time.After(renderTime):
+		return "", fmt.Errorf("--chat: the model's chat template was not done after %v: it does not end; run without --chat, on text in the model's own format", renderTime)
+	}
 }
 
 // generate runs the loop, streams the text and prints the summary.

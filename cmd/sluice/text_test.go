@@ -10,6 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"sluice/cmd/engine"
+	"sluice/storage"
 )
 
 // A pipe that nobody writes to does not hold up Ctrl-C.
@@ -98,5 +101,29 @@ func TestSilentDefaults(t *testing.T) {
 	}
 	if r := sluice("", "run", model, "-p", "hi", "-n", "1"); r.code != exitDone || !strings.Contains(r.err, "q.slab is not used: it is no regular file") {
 		t.Errorf("pipe beside the model: exit %d\n%s", r.code, r.err)
+	}
+}
+
+// A chat template that does not end does not hold up Ctrl-C.
+func TestEndlessTemplate(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p := &engine.Plan{File: &storage.Model{}}
+	meta, err := storage.NewMeta("test", []storage.KV{{Key: "tokenizer.chat_template",
+		Value: "{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.File.Meta = meta
+	file, err := storage.Open(demo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if p.Tokens, err = engine.Tokenizer(file); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chatText(ctx, p, "hi"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
 	}
 }
