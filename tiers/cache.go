@@ -335,12 +335,15 @@ func (c *Cache) io(widest int) {
 	}
 	// The source hears of each expert that leaves: of a view at once (drop of
 	// work), of bytes in our memory when they are about to be loaded over.
+	// A slot that is dropped may have been claimed for a read ahead meanwhile: then
+	// it was dropped when that was submitted, is not full until it lands, and what
+	// the read will bring is left alone.
 	drop := func(s *slot) {
 		if s.full {
 			c.src.Evict(&s.fetch)
+			s.full = false
+			s.fetch.Parts = [MaxParts][]byte{}
 		}
-		s.full = false
-		s.fetch.Parts = [MaxParts][]byte{}
 	}
 	fetches := make([]*storage.Fetch, 0, widest) // of one submission
 	submit := func(slots []*slot, background bool) {
