@@ -6,7 +6,6 @@ import (
 	"sluice/backends"
 	"sluice/internal/offheap"
 	"sluice/internal/quant"
-	"sluice/tiers"
 )
 
 // warm runs each kind of step once over zeros, at the largest sizes that it will
@@ -135,19 +134,13 @@ func feedForwards(spec *Spec) []feedForward {
 		add(feedForward{[3]quant.Type{typeOf(r.Parts[0]), typeOf(r.Parts[1]), typeOf(r.Parts[2])}, spec.ExpertFF, true})
 	}
 	for l := range spec.Layers {
-		for suffix, ff := range map[string]int{"": spec.FF, "_shexp": spec.SharedExperts * spec.ExpertFF} {
-			var types [3]quant.Type
-			ok := true
-			for i, part := range [...]string{"gate", "up", "down"} {
-				var t tiers.Tensor
-				name := fmt.Sprintf("blk.%d.ffn_%s%s.weight", l, part, suffix)
-				if t, ok = spec.file.Tensor(name); !ok {
-					break
-				}
-				types[i] = t.Type
-			}
-			if ok && ff > 0 {
-				add(feedForward{types, ff, false})
+		for _, dense := range [...]struct {
+			suffix string
+			ff     int
+		}{{"", spec.FF}, {"_shexp", spec.SharedExperts * spec.ExpertFF}} {
+			name := func(part string) string { return fmt.Sprintf("blk.%d.ffn_%s%s.weight", l, part, dense.suffix) }
+			if _, ok := spec.file.Tensor(name("gate")); ok && dense.ff > 0 { // Describe has seen the other two
+				add(feedForward{[3]quant.Type{typeOf(name("gate")), typeOf(name("up")), typeOf(name("down"))}, dense.ff, false})
 			}
 		}
 	}

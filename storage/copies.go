@@ -136,12 +136,8 @@ func difference(a, b io.ReaderAt, n int64) (int64, error) {
 		if _, err := readFull(b, y[:k], at); err != nil {
 			return 0, err
 		}
-		if !bytes.Equal(x[:k], y[:k]) {
-			for i := range k {
-				if x[i] != y[i] {
-					return at + i, nil
-				}
-			}
+		if i := differAt(x[:k], y[:k]); i >= 0 {
+			return at + int64(i), nil
 		}
 	}
 	return -1, nil

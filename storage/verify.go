@@ -1,7 +1,6 @@
 package storage
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -148,12 +147,9 @@ func (v *verifier) compare(b []byte, k int, from int64) (at int64, err error) {
 	if err := v.packed.read(other, t, t.Off+from); err != nil {
 		return from, err
 	}
-	if bytes.Equal(b, other) {
+	i := differAt(b, other)
+	if i < 0 {
 		return 0, nil
-	}
-	i := 0
-	for b[i] == other[i] {
-		i++
 	}
 	at = from + int64(i)
 	return at, fmt.Errorf("byte %d of the tensor is not that of %s", at, v.packed.Files[t.File].Path)

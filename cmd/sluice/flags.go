@@ -105,6 +105,8 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 	}
 }
 
+var errEmptyModel = usagef("MODEL is empty: name a file, or leave it out for the demo")
+
 func modelFlag(f *pflag.FlagSet) *string {
 	return f.String("model", "", "the model file, in place of the argument MODEL")
 }
@@ -113,7 +115,7 @@ func modelFlag(f *pflag.FlagSet) *string {
 // into the engine's options.
 func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 	if m.set.Changed("model") && slices.Contains(*m.models, "") || len(rest) > 0 && rest[0] == "" {
-		return o, usagef("MODEL is empty: name a file, or leave it out for the demo")
+		return o, errEmptyModel
 	}
 	if *m.model == "" && len(rest) > 0 && !(len(rest) == 1 && isCap(rest[0])) {
 		*m.model, rest = rest[0], rest[1:]

@@ -74,7 +74,7 @@ func tokenizeCommand(ctx context.Context, s streams, args []string) error {
 // oneModel is the model of a command that takes nothing else.
 func oneModel(flag string, args []string) (string, error) {
 	if len(args) > 0 && args[0] == "" {
-		return "", usagef("MODEL is empty: name a file, or leave it out for the demo")
+		return "", errEmptyModel
 	}
 	if flag == "" && len(args) > 0 {
 		flag, args = args[0], args[1:]
