@@ -47,6 +47,11 @@ type Vec interface {
 	SetLen(n int) // 0 <= n <= the capacity it was made with; what was there stays
 }
 
+// An Attention says how the queries of a layer see its keys.
+type Attention struct {
+	Scale float32 // of q.k
+}
+
 // A Rope is the host's table of rotations: pairs [Positions, Half] of cosine
 // and sine. Element i < Half of a head turns with element i+Half (NeoX
 // halves); elements from 2*Half on stay as they are.
@@ -124,7 +129,7 @@ type Backend interface {
 	MatMul(y []Vec, w []Linear, x Vec)                        // y[i] [n, rows] = x [n, cols] times w[i] [rows, cols] transposed, + bias
 	RoPE(x Vec, headDim int, rope *Rope, pos int)             // row i of x, in place, at position pos+i, head by head
 	Store(kv KV, layer, pos int, k, v Vec)                    // rows of k and v become positions pos, pos+1, ... of the cache
-	Attend(y, q Vec, kv KV, layer, pos int, scale float32)    // y [n, heads*valueDim]; row i of q, at pos+i, sees keys 0..pos+i
+	Attend(y, q Vec, kv KV, layer, pos int, a *Attention)     // y [n, heads*valueDim]; row i of q, at pos+i, sees keys 0..pos+i
 	ExpertGroup(out Vec, k int, jobs []Job, x Vec)            // out row r = expert of x row r/k, for each job's rows; other rows stay
 	Combine(x, out Vec, k int, weights []float32, shared Vec) // x = x + (((+0 + w0*out0) + w1*out1 ...) + shared); shared may be nil
 	Add(x, y Vec)                                             // x = x + y

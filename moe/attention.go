@@ -16,29 +16,41 @@ type gqa struct {
 	kNorm      []float32
 	headDim    int
 	eps        float32
-	scale      float32 // of q.k
+	how        backends.Attention
 	rope       *backends.Rope
+	at         gqaVectors
 }
+
+// gqaVectors are where grouped-query attention works: queries and results
+// [n, heads*headDim], keys and values [n, kvHeads*headDim].
+type gqaVectors struct{ q, k, v, a vecID }
 
 // attend adds the attention of layer l to the residual stream s.x.
 func (a *gqa) attend(ctx context.Context, l int, s *state) error {
 	be := s.be
+	q, k, v, y := s.vec[a.at.q], s.vec[a.at.k], s.vec[a.at.v], s.vec[a.at.a]
 	be.RMSNorm(s.h, s.x, a.norm, a.eps)
-	s.y3 = [3]backends.Vec{s.q, s.k, s.v}
+	s.y3 = [3]backends.Vec{q, k, v}
 	s.w3 = [3]backends.Linear{a.q, a.k, a.v}
 	be.MatMul(s.y3[:], s.w3[:], s.h)
 	if a.qNorm != nil {
-		be.RMSNorm(s.q, s.q, a.qNorm, a.eps)
-		be.RMSNorm(s.k, s.k, a.kNorm, a.eps)
+		be.RMSNorm(q, q, a.qNorm, a.eps)
+		be.RMSNorm(k, k, a.kNorm, a.eps)
 	}
-	be.RoPE(s.q, a.headDim, a.rope, s.pos)
-	be.RoPE(s.k, a.headDim, a.rope, s.pos)
-	be.Store(s.kv, l, s.pos, s.k, s.v)
-	be.Attend(s.a, s.q, s.kv, l, s.pos, a.scale)
-	s.matMul(s.h, a.o, s.a)
+	be.RoPE(q, a.headDim, a.rope, s.pos)
+	be.RoPE(k, a.headDim, a.rope, s.pos)
+	be.Store(s.kv, l, s.pos, k, v)
+	be.Attend(y, q, s.kv, l, s.pos, &a.how)
+	s.matMul(s.h, a.o, y)
 	be.Add(s.x, s.h)
 	s.clock.lap(StageAttention)
 	return ctx.Err()
+}
+
+// warm is one query at the last position, over whatever is there.
+func (a *gqa) warm(s *state, last int) {
+	s.vec[a.at.q].SetLen(1)
+	s.be.Attend(s.vec[a.at.a], s.vec[a.at.q], s.kv, 0, last, &a.how)
 }
 
 // newRope makes the host's table of rotations: pair i of position p turns by

@@ -92,3 +92,5 @@ func (m *glm4) run(ctx context.Context, l int, s *state) error {
 	}
 	return w.moe.compute(ctx, s)
 }
+
+func (m *glm4) warm(s *state, last int) { m.layer[0].attn.warm(s, last) }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/backends"
 	"sluice/internal/quant"
 	"sluice/storage"
 )
@@ -229,6 +230,7 @@ func TestDescribe(t *testing.T) {
 			}
 			got := *s
 			got.Dense, got.Roles, got.NextnRoles, got.file, got.fam = nil, nil, nil, nil, family{}
+			got.cache, got.vectors, got.gqa = backends.KVShape{}, nil, gqaVectors{} // follow from the rest
 			if !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)
 			}

@@ -44,12 +44,12 @@ type state struct {
 	pos   int // of the batch's first position
 	clock clock
 
-	x, h       backends.Vec // [n, dim] residual stream; input or output of a step
-	q, k, v, a backends.Vec // attention
-	y3         [3]backends.Vec
-	w3         [3]backends.Linear
-	y1         [1]backends.Vec
-	w1         [1]backends.Linear
+	x, h backends.Vec   // [n, dim] residual stream; input or output of a step
+	vec  []backends.Vec // the family page's own, by vecID
+	y3   [3]backends.Vec
+	w3   [3]backends.Linear
+	y1   [1]backends.Vec
+	w1   [1]backends.Linear
 
 	topK       int
 	scores     backends.Vec // [n, experts] of the router
@@ -107,7 +107,7 @@ func New(spec *Spec, resident Weights, be backends.Backend, cache *tiers.Cache, 
 	if err := m.s.init(spec, be, cache, cfg); err != nil {
 		return nil, err
 	}
-	return m, m.s.warm(spec, resident, cfg)
+	return m, m.s.warm(m.layers, spec, resident, cfg)
 }
 
 func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Config) (err error) {
@@ -120,8 +120,9 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 		return v
 	}
 	s.x, s.h = vec(n, spec.Hidden), vec(n, spec.Hidden)
-	s.q, s.a = vec(n, spec.Heads*spec.HeadDim), vec(n, spec.Heads*spec.HeadDim)
-	s.k, s.v = vec(n, spec.KVHeads*spec.HeadDim), vec(n, spec.KVHeads*spec.HeadDim)
+	for _, width := range spec.vectors {
+		s.vec = append(s.vec, vec(n, width))
+	}
 	s.scores = vec(n, spec.Experts)
 	s.out, s.shared = vec(n*spec.TopK, spec.Hidden), vec(n, spec.Hidden)
 	s.guess.h, s.guess.scores = vec(1, spec.Hidden), vec(1, spec.Experts)
@@ -152,17 +153,23 @@ func (m *Model) Trace(t *tiers.TraceWriter) { m.s.trace = t }
 
 // KV is the shape of the key-value cache under a config.
 func (s *Spec) KV(cfg Config) backends.KVShape {
-	return backends.KVShape{Layers: s.Layers, Positions: cfg.Ctx, Heads: s.KVHeads, KeyDim: s.HeadDim, ValueDim: s.HeadDim, Type: cfg.KV}
+	kv := s.cache
+	kv.Positions, kv.Type = cfg.Ctx, cfg.KV
+	return kv
 }
 
 // ScratchBytes is what the vectors of a forward pass take under a config, the
 // backend's own for the widest step included, near enough to plan by.
 func (s *Spec) ScratchBytes(cfg Config) int64 {
 	n := int64(min(cfg.Chunk, cfg.Ctx))
-	perPosition := 3*s.Hidden + 2*(s.Heads+s.KVHeads)*s.HeadDim + 2*s.Experts + s.TopK*s.Hidden
+	perPosition, widestVector := 3*s.Hidden+2*s.Experts+s.TopK*s.Hidden, s.Hidden
+	for _, width := range s.vectors {
+		perPosition += width
+		widestVector = max(widestVector, width)
+	}
 	widest := max(s.FF, s.TopK*s.ExpertFF, s.SharedExperts*s.ExpertFF)
-	quantized := 2 * max(s.Hidden, s.Heads*s.HeadDim, widest) // codes, scales and sums for both block sizes, in bytes
-	rotations := int64(cfg.Ctx) * int64(s.RopeDims) * 4       // a cosine and a sine for each pair
+	quantized := 2 * max(widestVector, widest)          // codes, scales and sums for both block sizes, in bytes
+	rotations := int64(cfg.Ctx) * int64(s.RopeDims) * 4 // a cosine and a sine for each pair
 	return n*int64(4*(perPosition+2*widest)+quantized) + headRows*4*int64(s.Hidden+s.Vocab) + rotations
 }
 

@@ -55,3 +55,5 @@ func (m *qwen3) run(ctx context.Context, l int, s *state) error {
 	}
 	return w.moe.compute(ctx, s)
 }
+
+func (m *qwen3) warm(s *state, last int) { m.layer[0].attn.warm(s, last) }

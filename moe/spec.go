@@ -32,8 +32,21 @@ type Spec struct {
 	Roles         []tiers.ExpertLayer // one for each layer with a router, ascending
 	NextnRoles    []tiers.ExpertLayer // the same for drafting layers
 
-	file *tiers.Model
-	fam  family
+	file    *tiers.Model
+	fam     family
+	cache   backends.KVShape // of the key-value cache, but for its positions and type
+	vectors []int            // widths of the vectors that the page asked for
+	gqa     gqaVectors
+}
+
+// A vecID is a vector of a family page's own, one for all its layers: state.vec
+// holds it, for as many positions as a batch has.
+type vecID int
+
+// vector asks for a vector of the given width.
+func (s *Spec) vector(width int) vecID {
+	s.vectors = append(s.vectors, width)
+	return vecID(len(s.vectors) - 1)
 }
 
 // A family is one page: it reads a model's layers from the loader, and fills
@@ -47,6 +60,9 @@ type family struct {
 type layers interface {
 	// run takes the residual stream s.x through layer l, in place.
 	run(ctx context.Context, l int, s *state) error
+	// warm runs each kind of attention once over whatever is in its vectors, one
+	// query at position last, so that what a backend allocates is there.
+	warm(s *state, last int)
 }
 
 // families are the pages, by the architecture that a file names.
@@ -128,7 +144,7 @@ func open(l *loader, s *Spec, positions int) weights {
 	s.Hidden = l.need("embedding_length", maxDim)
 	s.Ctx = l.need("context_length", maxCtx)
 	s.Vocab = vocabulary(l)
-	s.Roles = nil
+	s.Roles, s.vectors = nil, nil
 	var w weights
 	w.eps = l.epsilon()
 	w.embed = l.matrix("token_embd.weight", s.Vocab, s.Hidden)
@@ -173,6 +189,9 @@ func (s *Spec) heads(l *loader) {
 	if v, ok := l.file.Meta.String(l.arch + ".rope.scaling.type"); ok && v != "none" {
 		l.fail("RoPE scaling %q is not supported for this family", v)
 	}
+	s.cache = backends.KVShape{Layers: s.Layers, Heads: s.KVHeads, KeyDim: s.HeadDim, ValueDim: s.HeadDim}
+	q, kv := s.Heads*s.HeadDim, s.KVHeads*s.HeadDim
+	s.gqa = gqaVectors{q: s.vector(q), k: s.vector(kv), v: s.vector(kv), a: s.vector(q)}
 }
 
 // routed reads the numbers of the routed experts.
@@ -200,8 +219,9 @@ func (s *Spec) attention(l *loader, layer int, eps float32, rope *backends.Rope,
 		o:       l.linear(p+"attn_output", s.Hidden, s.Heads*s.HeadDim),
 		headDim: s.HeadDim,
 		eps:     eps,
-		scale:   rsqrtOf(s.HeadDim),
+		how:     backends.Attention{Scale: rsqrtOf(s.HeadDim)},
 		rope:    rope,
+		at:      s.gqa,
 	}
 	if normed || l.has(p+"attn_q_norm.weight") || l.has(p+"attn_k_norm.weight") {
 		a.qNorm = l.vector(p+"attn_q_norm.weight", s.HeadDim)

@@ -12,7 +12,7 @@ import (
 // meet, so that what a backend allocates at first use is there before the first
 // token and the announced resident set is true. The matrices are short in the
 // dim that no scratch depends on, so it takes milliseconds. It reads no expert.
-func (s *state) warm(spec *Spec, resident Weights, cfg Config) error {
+func (s *state) warm(layers layers, spec *Spec, resident Weights, cfg Config) error {
 	n := min(cfg.Chunk, cfg.Ctx)
 	zeros, err := offheap.Alloc(warmBytes(spec))
 	if err != nil {
@@ -31,14 +31,16 @@ func (s *state) warm(spec *Spec, resident Weights, cfg Config) error {
 		return err
 	}
 	s.h.SetLen(n)
-	s.a.SetLen(n)
+	for _, v := range s.vec {
+		v.SetLen(n)
+	}
 	for _, t := range spec.Dense {
 		in := input{t.Type, int(t.Dims[0])}
 		if len(t.Dims) != 2 || t.Dims[1] < warmRows || done[in] {
 			continue
 		}
 		done[in] = true
-		for _, x := range []backends.Vec{s.h, s.a} {
+		for _, x := range append([]backends.Vec{s.h}, s.vec...) {
 			if x.Dim() == in.cols {
 				w := backends.Matrix{Type: in.t, Rows: warmRows, Cols: in.cols, Data: resident(t)[:warmRows*in.t.RowBytes(in.cols)]}
 				s.matMul(y, backends.Linear{Matrix: w}, x)
@@ -49,8 +51,7 @@ func (s *state) warm(spec *Spec, resident Weights, cfg Config) error {
 	s.be.RMSNorm(s.h, s.h, make([]float32, spec.Hidden), 1)
 
 	// Attention over the whole context.
-	s.q.SetLen(1)
-	s.be.Attend(s.a, s.q, s.kv, 0, cfg.Ctx-1, rsqrtOf(spec.HeadDim))
+	layers.warm(s, cfg.Ctx-1)
 
 	// Feed-forwards: wide inputs with a narrow middle, then the other way round.
 	narrow, err := s.be.NewVec(n, warmDim)

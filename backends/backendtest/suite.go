@@ -292,7 +292,7 @@ func testAttend(b *bench) {
 				b.be.Store(kv, 0, pos, b.upload(make([]float32, len(k)), c.kvHeads*c.keyDim), vx) // another layer, not to be seen
 				b.be.Store(kv, layer, pos, kx, vx)
 				y := b.vec(n, c.heads*c.valueDim)
-				b.be.Attend(y, b.upload(q, c.heads*c.keyDim), kv, layer, pos, scale)
+				b.be.Attend(y, b.upload(q, c.heads*c.keyDim), kv, layer, pos, &backends.Attention{Scale: scale})
 				keys, values = append(keys, cached(typ, cleaned(k))...), append(values, cached(typ, cleaned(v))...)
 				var want []float32
 				for p := range n {
@@ -418,7 +418,7 @@ func testActivationError(b *bench) {
 		{"RMSNorm", func(x backends.Vec) { b.be.RMSNorm(y, x, weight, 1e-6) }},
 		{"Store", func(x backends.Vec) { b.be.Store(kv, 0, 1, x, good) }},
 		{"Store", func(x backends.Vec) { b.be.Store(kv, 0, 1, good, x) }},
-		{"Attend", func(x backends.Vec) { b.be.Attend(y, x, kv, 0, 0, 1) }},
+		{"Attend", func(x backends.Vec) { b.be.Attend(y, x, kv, 0, 0, &backends.Attention{Scale: 1}) }},
 		{"ExpertGroup", func(x backends.Vec) {
 			y.SetLen(1)
 			b.be.ExpertGroup(y, 1, []backends.Job{{Expert: e, Rows: []int32{0}}}, x)

@@ -41,7 +41,7 @@ type attendScratch struct {
 // Attend computes y [n, heads*valueDim] from queries q [n, heads*keyDim]: row i
 // of q is at position pos+i and sees keys 0..pos+i. Query head h reads
 // key-value head h / (heads / kv heads). It sets the length of y.
-func (b *Backend) Attend(y, q backends.Vec, kv backends.KV, layer, pos int, scale float32) {
+func (b *Backend) Attend(y, q backends.Vec, kv backends.KV, layer, pos int, how *backends.Attention) {
 	c, to, from := kv.(*cache), y.(*vec), q.(*vec)
 	s := &c.shape
 	heads := from.dim / s.KeyDim
@@ -56,7 +56,7 @@ func (b *Backend) Attend(y, q backends.Vec, kv backends.KV, layer, pos int, scal
 		return
 	}
 	a := &b.attend
-	*a = attendStep{c: c, layer: layer, pos: pos, y: to.rows(), q: from.rows(), heads: heads, group: heads / s.Heads, scale: scale}
+	*a = attendStep{c: c, layer: layer, pos: pos, y: to.rows(), q: from.rows(), heads: heads, group: heads / s.Heads, scale: how.Scale}
 	a.queries = from.n * a.group
 	// Long runs decode less, short ones feed all threads: two items a thread.
 	a.perRun = min(attendRun, max(1, a.queries*s.Heads/(2*len(b.pool.workers))))

@@ -100,7 +100,7 @@ func steps(t testing.TB, b *Backend, n int) map[string]func() {
 		"MatMul":      func() { b.MatMul(y, w, x) },
 		"RoPE":        func() { b.RoPE(q, headDim, rope, 0) },
 		"Store":       func() { b.Store(kv, 0, 600, kvRow, kvRow) },
-		"Attend":      func() { b.Attend(h, q, kv, 0, 600, 0.1) },
+		"Attend":      func() { b.Attend(h, q, kv, 0, 600, &backends.Attention{Scale: 0.1}) },
 		"ExpertGroup": func() { b.ExpertGroup(out, k, jobs, x) },
 		"Combine":     func() { b.Combine(x, out, k, weights, h) },
 		"Add":         func() { b.Add(h, x) },
@@ -207,7 +207,7 @@ func TestMisusePanics(t *testing.T) {
 		"capacity":   func() { b.MatMul([]backends.Vec{y}, []backends.Linear{{Matrix: m}}, x) },
 		"RoPE":       func() { b.RoPE(x, 64, &backends.Rope{Half: 32, Cos: make([]float32, 32), Sin: make([]float32, 32)}, 0) },
 		"Store":      func() { b.Store(kv, 0, 1, x, x) },
-		"Attend":     func() { b.Attend(x, x, kv, 1, 0, 1) },
+		"Attend":     func() { b.Attend(x, x, kv, 1, 0, &backends.Attention{Scale: 1}) },
 		"ExpertGroup": func() {
 			b.ExpertGroup(y, 1, []backends.Job{{Expert: backends.Expert{Gate: m, Up: m, Down: m}, Rows: []int32{2}}}, x)
 		},

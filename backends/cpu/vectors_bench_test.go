@@ -73,8 +73,9 @@ func BenchmarkAttend(b *testing.B) {
 					y, _ := be.NewVec(n, 32*128)
 					q.SetLen(n)
 					b.SetBytes(s.Bytes() * int64(n))
+					how := &backends.Attention{Scale: 0.1}
 					for b.Loop() {
-						be.Attend(y, q, kv, 0, 2048-n, 0.1)
+						be.Attend(y, q, kv, 0, 2048-n, how)
 					}
 				})
 			}

@@ -125,8 +125,8 @@ func (p *Plan) prepare(o Options) (err error) {
 		return err
 	}
 	p.context(o)
-	if o.KV == backends.KVQ8 && p.Spec.HeadDim%32 != 0 {
-		return fmt.Errorf("--kv q8 needs heads of a multiple of 32 elements, this model's have %d: use f16 or f32", p.Spec.HeadDim)
+	if kv := p.Spec.KV(p.Config); o.KV == backends.KVQ8 && (kv.KeyDim%32 != 0 || kv.ValueDim%32 != 0) {
+		return fmt.Errorf("--kv q8 needs heads of a multiple of 32 elements, this model's keys have %d and its values %d: use f16 or f32", kv.KeyDim, kv.ValueDim)
 	}
 	p.Config.KV = o.KV
 	p.set("kv", o.KV.String(), o.KV != backends.KVF16)
