@@ -53,11 +53,14 @@ type Attention struct {
 }
 
 // A Rope is the host's table of rotations: pairs [Positions, Half] of cosine
-// and sine. Element i < Half of a head turns with element i+Half (NeoX
-// halves); elements from 2*Half on stay as they are.
+// and sine. The part that turns begins at element Skip of a head and has 2*Half
+// elements; the others stay as they are. In it element i < Half turns with
+// element i+Half (NeoX halves), or if Interleaved element 2i with 2i+1.
 type Rope struct {
-	Half     int
-	Cos, Sin []float32
+	Half        int
+	Skip        int
+	Interleaved bool
+	Cos, Sin    []float32
 }
 
 // KVType is the number format of a key-value cache.

@@ -195,9 +195,13 @@ func rope(x []float32, dim, headDim int, rope *backends.Rope, pos int) []float32
 	for at := 0; at < len(x); at += headDim {
 		for j := range rope.Half {
 			t := (pos+at/dim)*rope.Half + j
-			a, b, c, s := x[at+j], x[at+j+rope.Half], rope.Cos[t], rope.Sin[t]
-			y[at+j] = sub(mul(a, c), mul(b, s))
-			y[at+j+rope.Half] = add(mul(b, c), mul(a, s))
+			i, k := at+rope.Skip+j, at+rope.Skip+j+rope.Half
+			if rope.Interleaved {
+				i, k = at+rope.Skip+2*j, at+rope.Skip+2*j+1
+			}
+			a, b, c, s := x[i], x[k], rope.Cos[t], rope.Sin[t]
+			y[i] = sub(mul(a, c), mul(b, s))
+			y[k] = add(mul(b, c), mul(a, s))
 		}
 	}
 	return y

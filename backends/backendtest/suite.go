@@ -240,8 +240,21 @@ func testRMSNorm(b *bench) {
 }
 
 func testRoPE(b *bench) {
-	for _, c := range []struct{ n, heads, headDim, half, pos int }{{1, 1, 8, 4, 0}, {3, 4, 16, 8, 5}, {2, 3, 20, 6, 1}, {40, 8, 32, 16, 2}} {
-		r := &backends.Rope{Half: c.half}
+	for _, c := range []struct {
+		n, heads, headDim, half, skip, pos int
+		interleaved                        bool
+	}{
+		{n: 1, heads: 1, headDim: 8, half: 4},
+		{n: 3, heads: 4, headDim: 16, half: 8, pos: 5},
+		{n: 2, heads: 3, headDim: 20, half: 6, pos: 1},
+		{n: 2, heads: 3, headDim: 20, half: 6, skip: 8, pos: 1},
+		{n: 40, heads: 8, headDim: 32, half: 16, pos: 2},
+		{n: 1, heads: 1, headDim: 8, half: 4, interleaved: true},
+		{n: 2, heads: 3, headDim: 20, half: 7, pos: 3, interleaved: true},
+		{n: 3, heads: 5, headDim: 96, half: 16, skip: 64, pos: 3, interleaved: true},
+		{n: 40, heads: 8, headDim: 32, half: 16, pos: 2, interleaved: true},
+	} {
+		r := &backends.Rope{Half: c.half, Skip: c.skip, Interleaved: c.interleaved}
 		for i := range (c.pos + c.n) * c.half {
 			sin, cos := math.Sincos(float64(i) * 0.37)
 			r.Sin, r.Cos = append(r.Sin, float32(sin)), append(r.Cos, float32(cos))

@@ -206,6 +206,7 @@ func TestMisusePanics(t *testing.T) {
 		"short rows": func() { b.MatMul([]backends.Vec{x}, []backends.Linear{{Matrix: short}}, y) },
 		"capacity":   func() { b.MatMul([]backends.Vec{y}, []backends.Linear{{Matrix: m}}, x) },
 		"RoPE":       func() { b.RoPE(x, 64, &backends.Rope{Half: 32, Cos: make([]float32, 32), Sin: make([]float32, 32)}, 0) },
+		"RoPE skip":  func() { b.RoPE(x, 64, &backends.Rope{Half: 32, Skip: 2, Cos: make([]float32, 64), Sin: make([]float32, 64)}, 0) },
 		"Store":      func() { b.Store(kv, 0, 1, x, x) },
 		"Attend":     func() { b.Attend(x, x, kv, 1, 0, &backends.Attention{Scale: 1}) },
 		"ExpertGroup": func() {

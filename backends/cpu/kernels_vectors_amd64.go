@@ -10,6 +10,7 @@ var (
 	addKernels         = []kernel[func(x, y []float32)]{{Go, add}, {AVX2, addAVX2}, {AVX512, addAVX512}}
 	combineKernels     = []kernel[func(x, out []float32, stride int, weights, shared []float32)]{{Go, combine}, {AVX2, combineAVX2}, {AVX512, combineAVX512}}
 	rotateKernels      = []kernel[func(x, cos, sin []float32, headDim int)]{{Go, rotate}, {AVX2, rotateAVX2}, {AVX512, rotateAVX512}}
+	rotatePairsKernels = []kernel[func(x, cos, sin []float32, headDim int)]{{Go, rotatePairs}, {AVX2, rotatePairsAVX2}}
 	quantize32Kernels  = []kernel[func(code []int8, sum []int32, scale, x []float32) (top uint32)]{{Go, quantize32}, {AVX2, quantize32AVX2}, {AVX512, quantize32AVX512}}
 	quantize256Kernels = []kernel[func(code []int8, sum []int32, scale, x []float32) (top uint32)]{{Go, quantize256}, {AVX2, quantize256AVX2}, {AVX512, quantize256AVX512}}
 	encodeF16Kernels   = []kernel[func(dst []uint16, x []float32) (top uint32)]{{Go, encodeF16}, {AVX2, encodeF16AVX2}, {AVX512, encodeF16AVX512}}

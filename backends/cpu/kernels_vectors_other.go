@@ -12,6 +12,7 @@ var (
 	addKernels         = []kernel[func(x, y []float32)]{{Go, add}}
 	combineKernels     = []kernel[func(x, out []float32, stride int, weights, shared []float32)]{{Go, combine}}
 	rotateKernels      = []kernel[func(x, cos, sin []float32, headDim int)]{{Go, rotate}}
+	rotatePairsKernels = []kernel[func(x, cos, sin []float32, headDim int)]{{Go, rotatePairs}}
 	quantize32Kernels  = []kernel[func(code []int8, sum []int32, scale, x []float32) (top uint32)]{{Go, quantize32}}
 	quantize256Kernels = []kernel[func(code []int8, sum []int32, scale, x []float32) (top uint32)]{{Go, quantize256}}
 	encodeF16Kernels   = []kernel[func(dst []uint16, x []float32) (top uint32)]{{Go, encodeF16}}

@@ -15,13 +15,15 @@ type ropeStep struct {
 }
 
 // RoPE turns row i of x, in place, to position pos+i. In each head of headDim
-// floats, with c and s of the position and j < Half:
+// floats, without its first Skip, with c and s of the position and j < Half:
 //
 //	x[j], x[j+Half] = (x[j]*c) - (x[j+Half]*s), (x[j+Half]*c) + (x[j]*s)
+//
+// and if Interleaved the same of x[2*j] and x[2*j+1].
 func (b *Backend) RoPE(x backends.Vec, headDim int, rope *backends.Rope, pos int) {
 	v := x.(*vec)
-	if headDim < 1 || v.dim%headDim != 0 || rope.Half < 0 || 2*rope.Half > headDim {
-		panic(fmt.Sprintf("backends/cpu: RoPE: x of %d, heads of %d, %d pairs", v.dim, headDim, rope.Half))
+	if headDim < 1 || v.dim%headDim != 0 || rope.Half < 0 || rope.Skip < 0 || rope.Skip+2*rope.Half > headDim {
+		panic(fmt.Sprintf("backends/cpu: RoPE: x of %d, heads of %d, %d pairs behind %d floats", v.dim, headDim, rope.Half, rope.Skip))
 	}
 	if end := (pos + v.n) * rope.Half; pos < 0 || end > len(rope.Cos) || end > len(rope.Sin) {
 		panic(fmt.Sprintf("backends/cpu: RoPE: positions %d to %d of a table of %d cosines", pos, pos+v.n, len(rope.Cos)))
@@ -32,10 +34,21 @@ func (b *Backend) RoPE(x backends.Vec, headDim int, rope *backends.Rope, pos int
 }
 
 func (s *ropeStep) run(w *worker, lo, hi int) {
-	half := s.rope.Half
+	half, skip := s.rope.Half, s.rope.Skip
+	rotate := w.k.rotate
+	if s.rope.Interleaved {
+		rotate = w.k.rotatePairs
+	}
 	for ; lo < hi; lo++ {
 		at := (s.pos + lo) * half
 		cos, sin := s.rope.Cos[at:at+half], s.rope.Sin[at:at+half]
-		w.k.rotate(s.x[lo*s.dim:(lo+1)*s.dim], cos, sin, s.headDim)
+		x := s.x[lo*s.dim : (lo+1)*s.dim]
+		if skip == 0 {
+			rotate(x, cos, sin, s.headDim)
+			continue
+		}
+		for ; len(x) > 0; x = x[s.headDim:] {
+			rotate(x[skip:s.headDim], cos, sin, s.headDim-skip)
+		}
 	}
 }

@@ -19,6 +19,7 @@ type vectorKernels struct {
 	add         func(x, y []float32)
 	combine     func(x, out []float32, stride int, weights, shared []float32)
 	rotate      func(x, cos, sin []float32, headDim int)
+	rotatePairs func(x, cos, sin []float32, headDim int)
 	quantize32  func(code []int8, sum []int32, scale, x []float32) (top uint32)
 	quantize256 func(code []int8, sum []int32, scale, x []float32) (top uint32)
 }
@@ -34,6 +35,7 @@ func vectorKernelsFor(l Level) vectorKernels {
 		add:         pick(l, addKernels),
 		combine:     pick(l, combineKernels),
 		rotate:      pick(l, rotateKernels),
+		rotatePairs: pick(l, rotatePairsKernels),
 		quantize32:  pick(l, quantize32Kernels),
 		quantize256: pick(l, quantize256Kernels),
 	}
@@ -152,6 +154,20 @@ func rotate(x, cos, sin []float32, headDim int) {
 			n, x, y := sin[j], a[j], b[j]
 			a[j] = float32(x*c) - float32(y*n)
 			b[j] = float32(y*c) + float32(x*n)
+		}
+	}
+}
+
+// rotatePairs is rotate of neighbours:
+//
+//	x[2*i], x[2*i+1] = (x[2*i]*cos[i]) - (x[2*i+1]*sin[i]), (x[2*i+1]*cos[i]) + (x[2*i]*sin[i])
+func rotatePairs(x, cos, sin []float32, headDim int) {
+	for ; len(x) >= headDim; x = x[headDim:] {
+		p := x[:2*len(cos)]
+		for j, c := range cos {
+			n, x, y := sin[j], p[2*j], p[2*j+1]
+			p[2*j] = float32(x*c) - float32(y*n)
+			p[2*j+1] = float32(y*c) + float32(x*n)
 		}
 	}
 }

@@ -67,3 +67,6 @@ func quantize32AVX512(code []int8, sum []int32, scale []float32, x []float32) (t
 
 // quantize256AVX512 is quantize256.
 func quantize256AVX512(code []int8, sum []int32, scale []float32, x []float32) (top uint32)
+
+// rotatePairsAVX2 is rotatePairs.
+func rotatePairsAVX2(x []float32, cos []float32, sin []float32, headDim int)

@@ -2213,3 +2213,76 @@ block_end:
 	MOVL DI, top+96(FP)
 	VZEROUPPER
 	RET
+
+// func rotatePairsAVX2(x []float32, cos []float32, sin []float32, headDim int)
+// Requires: AVX, AVX2
+TEXT ·rotatePairsAVX2(SB), NOSPLIT, $0-80
+	MOVQ    x_base+0(FP), AX
+	MOVQ    x_len+8(FP), CX
+	MOVQ    headDim+72(FP), DX
+	MOVQ    cos_len+32(FP), BX
+	VMOVDQU constant24<>+0(SB), Y3
+
+head:
+	CMPQ CX, DX
+	JLT  end
+	MOVQ AX, SI
+	MOVQ cos_base+24(FP), DI
+	MOVQ sin_base+48(FP), R8
+	MOVQ BX, R9
+
+four:
+	CMPQ      R9, $0x04
+	JLT       four_end
+	VMOVUPS   (SI), Y0
+	VMOVUPS   (DI), X1
+	VMOVUPS   (R8), X2
+	VPERMPS   Y1, Y3, Y1
+	VPERMPS   Y2, Y3, Y2
+	VMULPS    Y1, Y0, Y1
+	VPERMILPS $0xb1, Y0, Y0
+	VMULPS    Y2, Y0, Y0
+	VADDSUBPS Y0, Y1, Y0
+	VMOVUPS   Y0, (SI)
+	ADDQ      $0x20, SI
+	ADDQ      $0x10, DI
+	ADDQ      $0x10, R8
+	SUBQ      $0x04, R9
+	JMP       four
+
+four_end:
+one:
+	CMPQ         R9, $0x01
+	JLT          one_end
+	VMOVSD       (SI), X0
+	VBROADCASTSS (DI), X1
+	VBROADCASTSS (R8), X2
+	VMULPS       X1, X0, X1
+	VPERMILPS    $0xb1, X0, X0
+	VMULPS       X2, X0, X0
+	VADDSUBPS    X0, X1, X0
+	VMOVSD       X0, (SI)
+	ADDQ         $0x08, SI
+	ADDQ         $0x04, DI
+	ADDQ         $0x04, R8
+	SUBQ         $0x01, R9
+	JMP          one
+
+one_end:
+	LEAQ (AX)(DX*4), AX
+	SUBQ DX, CX
+	JMP  head
+
+end:
+	VZEROUPPER
+	RET
+
+DATA constant24<>+0(SB)/8, $0x0000000000000000
+DATA constant24<>+8(SB)/8, $0x0000000100000001
+DATA constant24<>+16(SB)/8, $0x0000000200000002
+DATA constant24<>+24(SB)/8, $0x0000000300000003
+DATA constant24<>+32(SB)/8, $0x0000000000000000
+DATA constant24<>+40(SB)/8, $0x0000000100000001
+DATA constant24<>+48(SB)/8, $0x0000000200000002
+DATA constant24<>+56(SB)/8, $0x0000000300000003
+GLOBL constant24<>(SB), RODATA|NOPTR, $64

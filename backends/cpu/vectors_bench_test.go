@@ -35,6 +35,7 @@ func BenchmarkVectors(b *testing.B) {
 			{"add", n, func() { k.add(z, x) }},
 			{"combine8", 8 * n, func() { k.combine(w, out, n, weights, nil) }},
 			{"rotate", n, func() { k.rotate(w, x[:dim/2], y[:dim/2], dim) }},
+			{"rotatePairs", n, func() { k.rotatePairs(w, x[:dim/2], y[:dim/2], dim) }},
 			{"quantize32", n, func() { k.quantize32(code, sum, scale, x) }},
 			{"quantize256", n, func() { k.quantize256(code, sum, scale[:n/256], x) }},
 			{"encodeF16", n, func() { k.cache.encodeF16(half, x) }},

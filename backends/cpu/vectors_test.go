@@ -213,9 +213,12 @@ func TestCombineKernels(t *testing.T) {
 	})
 }
 
-func TestRotate(t *testing.T) {
+func TestRotate(t *testing.T)      { testRotate(t, rotateKernels) }
+func TestRotatePairs(t *testing.T) { testRotate(t, rotatePairsKernels) }
+
+func testRotate(t *testing.T, table []kernel[func(x, cos, sin []float32, headDim int)]) {
 	type rotation = func(x, cos, sin []float32, headDim int)
-	each(t, rotateKernels, func(t *testing.T, want, run func(x, cos, sin []float32, headDim int)) {
+	each(t, table, func(t *testing.T, want, run func(x, cos, sin []float32, headDim int)) {
 		tried(func(rng *rand.Rand, what string, half, kind int) {
 			headDim, heads := 2*half+rng.IntN(3)+1, 1+rng.IntN(4)
 			of := func(f rotation) func([][]float32) any {

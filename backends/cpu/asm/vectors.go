@@ -22,6 +22,7 @@ func vectors() {
 		quantize(l, 32)
 		quantize(l, 256)
 	}
+	rotatePairs()
 }
 
 func cleanTo(l level) {
@@ -270,6 +271,61 @@ func rotate(l level) {
 		VADDPS(a, b, b)
 		l.store(t, k, Mem{Base: x})
 		l.store(b, k, Mem{Base: y})
+	})
+	LEAQ(Mem{Base: head, Index: headDim, Scale: 4}, head)
+	SUBQ(headDim, rest)
+	JMP(LabelRef("head"))
+	Label("end")
+	VZEROUPPER()
+	RET()
+}
+
+// rotatePairs is for AVX2 alone: VADDSUBPS, which is both halves of a rotation
+// at once, has no form for ZMM.
+func rotatePairs() {
+	TEXT("rotatePairsAVX2", NOSPLIT, "func(x, cos, sin []float32, headDim int)")
+	Doc("rotatePairsAVX2 is rotatePairs.")
+	head, rest := Load(Param("x").Base(), GP64()), Load(Param("x").Len(), GP64())
+	headDim := Load(Param("headDim"), GP64())
+	half := Load(Param("cos").Len(), GP64())
+	x, cos, sin, n := GP64(), GP64(), GP64(), GP64()
+	a, b, c, s, twice := YMM(), YMM(), YMM(), YMM(), YMM()
+	VMOVDQU(dwords(0, 0, 1, 1, 2, 2, 3, 3), twice)
+	turn := func(a, b, c, s reg.VecVirtual) { // a is x, c and s stand twice
+		VMULPS(c, a, c)
+		VPERMILPS(Imm(0b10110001), a, b) // neighbours change places
+		VMULPS(s, b, b)
+		VADDSUBPS(b, c, a) // even: c-b, odd: c+b
+	}
+	Label("head")
+	CMPQ(rest, headDim)
+	JLT(LabelRef("end"))
+	MOVQ(head, x)
+	Load(Param("cos").Base(), cos)
+	Load(Param("sin").Base(), sin)
+	MOVQ(half, n)
+	loop("four", n, 4, func() {
+		VMOVUPS(Mem{Base: x}, a)
+		VMOVUPS(Mem{Base: cos}, c.AsX())
+		VMOVUPS(Mem{Base: sin}, s.AsX())
+		VPERMPS(c, twice, c)
+		VPERMPS(s, twice, s)
+		turn(a, b, c, s)
+		VMOVUPS(a, Mem{Base: x})
+		ADDQ(Imm(32), x)
+		ADDQ(Imm(16), cos)
+		ADDQ(Imm(16), sin)
+	})
+	one, other, d, t := XMM(), XMM(), XMM(), XMM()
+	loop("one", n, 1, func() {
+		VMOVSD(Mem{Base: x}, one)
+		VBROADCASTSS(Mem{Base: cos}, d)
+		VBROADCASTSS(Mem{Base: sin}, t)
+		turn(one, other, d, t)
+		VMOVSD(one, Mem{Base: x})
+		ADDQ(Imm(8), x)
+		ADDQ(Imm(4), cos)
+		ADDQ(Imm(4), sin)
 	})
 	LEAQ(Mem{Base: head, Index: headDim, Scale: 4}, head)
 	SUBQ(headDim, rest)
