@@ -136,6 +136,8 @@ type Backend interface {
 	ExpertGroup(out Vec, k int, jobs []Job, x Vec)            // out row r = expert of x row r/k, for each job's rows; other rows stay
 	Combine(x, out Vec, k int, weights []float32, shared Vec) // x = x + (((+0 + w0*out0) + w1*out1 ...) + shared); shared may be nil
 	Add(x, y Vec)                                             // x = x + y
+	Scale(x Vec, f float32)                                   // x = x*f
+	SigmoidGate(x, g Vec)                                     // x [n, dim] = x*sigmoid(g [n, m]), each g for dim/m floats of x in a row
 	Gather(y, x Vec, rows []int32)                            // y [len(rows), dim] = rows of x
 	Read(dst []float32, v Vec) error                          // dst [n*dim] = v; waits for all steps before it
 	Close() error

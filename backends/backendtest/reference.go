@@ -57,11 +57,13 @@ func exp(x float32) float32 {
 	return math.Float32frombits(uint32(int32(math.Float32bits(p)) + n<<23))
 }
 
+func sigmoid(x float32) float32 { return rcp(add(1, exp(sub(0, x)))) }
+
 func silu(x float32) float32 {
 	if x < -40 {
 		return 0
 	}
-	return mul(x, rcp(add(1, exp(sub(0, x)))))
+	return mul(x, sigmoid(x))
 }
 
 // tree16 adds lanes j and j+8, then j+4, j+2, j+1.

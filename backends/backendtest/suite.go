@@ -21,7 +21,7 @@ func Run(t *testing.T, open func() backends.Backend) {
 	}{
 		{"MatMul", testMatMul}, {"MatMulSeveral", testMatMulSeveral}, {"Embed", testEmbed}, {"Gather", testGather},
 		{"RMSNorm", testRMSNorm}, {"RoPE", testRoPE}, {"Attend", testAttend}, {"ExpertGroup", testExpertGroup},
-		{"Combine", testCombine}, {"Add", testAdd}, {"ActivationError", testActivationError},
+		{"Combine", testCombine}, {"Add", testAdd}, {"Scale", testScale}, {"SigmoidGate", testSigmoidGate}, {"ActivationError", testActivationError},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			be := open()
@@ -404,6 +404,35 @@ func testAdd(b *bench) {
 		want[i] = add(x[i], y[i])
 	}
 	b.wants("x + y", v, want)
+}
+
+func testScale(b *bench) {
+	for i, n := range []int{1, 2, 45} {
+		x := Vectors(b.rng, n, 700, i)
+		v := b.upload(x, 700)
+		b.be.Scale(v, 0.22)
+		want := cleaned(x)
+		for i := range want {
+			want[i] = mul(want[i], 0.22)
+		}
+		b.wants(fmt.Sprintf("%d positions", n), v, want)
+	}
+}
+
+func testSigmoidGate(b *bench) {
+	for _, c := range []struct{ n, dim, gates int }{{1, 2048, 1}, {3, 100, 1}, {1, 96, 96}, {7, 1500, 1500}, {5, 96, 3}, {50, 64, 1}} {
+		x, g := Vectors(b.rng, c.n, c.dim, 0), Vectors(b.rng, c.n, c.gates, 0)
+		for i := range g {
+			g[i] = mul(g[i], []float32{1, 8, 60}[i%3]) // to both ends of exp
+		}
+		v := b.upload(x, c.dim)
+		b.be.SigmoidGate(v, b.upload(g, c.gates))
+		want := make([]float32, len(x))
+		for i := range want {
+			want[i] = mul(x[i], sigmoid(g[i/(c.dim/c.gates)]))
+		}
+		b.wants(fmt.Sprintf("%+v", c), v, want)
+	}
 }
 
 // testActivationError drives each step that reads activations out of range. The

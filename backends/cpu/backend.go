@@ -35,6 +35,8 @@ type Backend struct {
 	experts     expertStep
 	sum         combineStep
 	add         addStep
+	scale       scaleStep
+	gate        gateStep
 	embed       embedStep
 	scan        scanStep
 }

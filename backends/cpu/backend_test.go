@@ -104,6 +104,8 @@ func steps(t testing.TB, b *Backend, n int) map[string]func() {
 		"ExpertGroup": func() { b.ExpertGroup(out, k, jobs, x) },
 		"Combine":     func() { b.Combine(x, out, k, weights, h) },
 		"Add":         func() { b.Add(h, x) },
+		"Scale":       func() { b.Scale(h, 0.5) },
+		"SigmoidGate": func() { b.SigmoidGate(h, x) },
 		"Gather":      func() { b.Gather(h, x, ids) },
 		"Read": func() {
 			if err := b.Read(dst, x); err != nil {
@@ -206,14 +208,17 @@ func TestMisusePanics(t *testing.T) {
 		"short rows": func() { b.MatMul([]backends.Vec{x}, []backends.Linear{{Matrix: short}}, y) },
 		"capacity":   func() { b.MatMul([]backends.Vec{y}, []backends.Linear{{Matrix: m}}, x) },
 		"RoPE":       func() { b.RoPE(x, 64, &backends.Rope{Half: 32, Cos: make([]float32, 32), Sin: make([]float32, 32)}, 0) },
-		"RoPE skip":  func() { b.RoPE(x, 64, &backends.Rope{Half: 32, Skip: 2, Cos: make([]float32, 64), Sin: make([]float32, 64)}, 0) },
-		"Store":      func() { b.Store(kv, 0, 1, x, x) },
-		"Attend":     func() { b.Attend(x, x, kv, 1, 0, &backends.Attention{Scale: 1}) },
+		"RoPE skip": func() {
+			b.RoPE(x, 64, &backends.Rope{Half: 32, Skip: 2, Cos: make([]float32, 64), Sin: make([]float32, 64)}, 0)
+		},
+		"Store":  func() { b.Store(kv, 0, 1, x, x) },
+		"Attend": func() { b.Attend(x, x, kv, 1, 0, &backends.Attention{Scale: 1}) },
 		"ExpertGroup": func() {
 			b.ExpertGroup(y, 1, []backends.Job{{Expert: backends.Expert{Gate: m, Up: m, Down: m}, Rows: []int32{2}}}, x)
 		},
 		"Combine":     func() { b.Combine(x, y, 1, nil, nil) },
 		"Add":         func() { b.Add(x, y) },
+		"SigmoidGate": func() { b.SigmoidGate(x, y) },
 		"Gather":      func() { b.Gather(x, y, []int32{5}) },
 		"Read":        func() { b.Read(nil, x) },
 		"in a worker": func() { b.pool.do(broken{}, 100, 1) },

@@ -4,6 +4,7 @@ var (
 	cleanToKernels     = []kernel[func(dst, x []float32, tiny uint32) (top uint32)]{{Go, cleanTo}, {AVX2, cleanToAVX2}, {AVX512, cleanToAVX512}}
 	rmsNormKernels     = []kernel[func(y, x, weight []float32, inv, eps float32) (top uint32)]{{Go, rmsNorm}, {AVX2, rmsNormAVX2}, {AVX512, rmsNormAVX512}}
 	gateKernels        = []kernel[func(g, u []float32)]{{Go, gate}, {AVX2, gateAVX2}, {AVX512, gateAVX512}}
+	sigmoidGateKernels = []kernel[func(x, g []float32)]{{Go, sigmoidGate}, {AVX2, sigmoidGateAVX2}, {AVX512, sigmoidGateAVX512}}
 	largestKernels     = []kernel[func(x []float32) float32]{{Go, largest}, {AVX2, largestAVX2}, {AVX512, largestAVX512}}
 	expSumKernels      = []kernel[func(x []float32, top float32) float32]{{Go, expSum}, {AVX2, expSumAVX2}, {AVX512, expSumAVX512}}
 	scaleByKernels     = []kernel[func(x []float32, r float32)]{{Go, scaleBy}, {AVX2, scaleByAVX2}, {AVX512, scaleByAVX512}}

@@ -6,6 +6,7 @@ var (
 	cleanToKernels     = []kernel[func(dst, x []float32, tiny uint32) (top uint32)]{{Go, cleanTo}}
 	rmsNormKernels     = []kernel[func(y, x, weight []float32, inv, eps float32) (top uint32)]{{Go, rmsNorm}}
 	gateKernels        = []kernel[func(g, u []float32)]{{Go, gate}}
+	sigmoidGateKernels = []kernel[func(x, g []float32)]{{Go, sigmoidGate}}
 	largestKernels     = []kernel[func(x []float32) float32]{{Go, largest}}
 	expSumKernels      = []kernel[func(x []float32, top float32) float32]{{Go, expSum}}
 	scaleByKernels     = []kernel[func(x []float32, r float32)]{{Go, scaleBy}}

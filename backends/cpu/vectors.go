@@ -13,6 +13,7 @@ type vectorKernels struct {
 	cleanTo     func(dst, x []float32, tiny uint32) (top uint32)
 	rmsNorm     func(y, x, weight []float32, inv, eps float32) (top uint32)
 	gate        func(g, u []float32)
+	sigmoidGate func(x, g []float32)
 	largest     func(x []float32) float32
 	expSum      func(x []float32, top float32) float32
 	scaleBy     func(x []float32, r float32)
@@ -29,6 +30,7 @@ func vectorKernelsFor(l Level) vectorKernels {
 		cleanTo:     pick(l, cleanToKernels),
 		rmsNorm:     pick(l, rmsNormKernels),
 		gate:        pick(l, gateKernels),
+		sigmoidGate: pick(l, sigmoidGateKernels),
 		largest:     pick(l, largestKernels),
 		expSum:      pick(l, expSumKernels),
 		scaleBy:     pick(l, scaleByKernels),
@@ -75,6 +77,14 @@ func gate(g, u []float32) {
 	u = u[:len(g)]
 	for i, v := range g {
 		g[i] = float32(arith.SiLU(v) * u[i])
+	}
+}
+
+// sigmoidGate is x = x*sigmoid(g).
+func sigmoidGate(x, g []float32) {
+	x = x[:len(g)]
+	for i, v := range g {
+		x[i] = float32(x[i] * arith.Sigmoid(v))
 	}
 }
 

@@ -11,6 +11,9 @@ func rmsNormAVX2(y []float32, x []float32, weight []float32, inv float32, eps fl
 // gateAVX2 is gate.
 func gateAVX2(g []float32, u []float32)
 
+// sigmoidGateAVX2 is sigmoidGate.
+func sigmoidGateAVX2(x []float32, g []float32)
+
 // expSumAVX2 is expSum.
 func expSumAVX2(x []float32, top float32) float32
 
@@ -43,6 +46,9 @@ func rmsNormAVX512(y []float32, x []float32, weight []float32, inv float32, eps 
 
 // gateAVX512 is gate.
 func gateAVX512(g []float32, u []float32)
+
+// sigmoidGateAVX512 is sigmoidGate.
+func sigmoidGateAVX512(x []float32, g []float32)
 
 // expSumAVX512 is expSum.
 func expSumAVX512(x []float32, top float32) float32

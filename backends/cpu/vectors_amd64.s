@@ -516,6 +516,122 @@ DATA constant18<>+48(SB)/8, $0x4000000040000000
 DATA constant18<>+56(SB)/8, $0x4000000040000000
 GLOBL constant18<>(SB), RODATA|NOPTR, $64
 
+// func sigmoidGateAVX2(x []float32, g []float32)
+// Requires: AVX, AVX2
+TEXT ·sigmoidGateAVX2(SB), NOSPLIT, $0-48
+	MOVQ         x_base+0(FP), AX
+	MOVQ         g_base+24(FP), CX
+	MOVQ         g_len+32(FP), DX
+	VBROADCASTSS constant17<>+0(SB), Y0
+	VBROADCASTSS constant18<>+0(SB), Y1
+	VBROADCASTSS constant16<>+0(SB), Y2
+	VPXOR        Y3, Y3, Y3
+
+each:
+	CMPQ    DX, $0x08
+	JLT     each_end
+	VMOVUPS (CX), Y5
+	VSUBPS  Y5, Y3, Y5
+	VCMPPS  $0x05, constant5<>+0(SB), Y5, Y4
+	VMOVUPS constant6<>+0(SB), Y6
+	VMINPS  Y5, Y6, Y5
+	VMULPS  constant7<>+0(SB), Y5, Y6
+	VADDPS  constant8<>+0(SB), Y6, Y6
+	VSUBPS  constant8<>+0(SB), Y6, Y7
+	VMULPS  constant9<>+0(SB), Y7, Y8
+	VSUBPS  Y8, Y5, Y8
+	VMULPS  constant10<>+0(SB), Y7, Y7
+	VSUBPS  Y7, Y8, Y8
+	VMULPS  constant11<>+0(SB), Y8, Y7
+	VADDPS  constant12<>+0(SB), Y7, Y7
+	VMULPS  Y8, Y7, Y7
+	VADDPS  constant13<>+0(SB), Y7, Y7
+	VMULPS  Y8, Y7, Y7
+	VADDPS  constant14<>+0(SB), Y7, Y7
+	VMULPS  Y8, Y7, Y7
+	VADDPS  constant15<>+0(SB), Y7, Y7
+	VMULPS  Y8, Y8, Y5
+	VMULPS  Y7, Y5, Y7
+	VADDPS  Y8, Y7, Y7
+	VADDPS  constant16<>+0(SB), Y7, Y7
+	VPSLLD  $0x17, Y6, Y6
+	VPADDD  Y6, Y7, Y5
+	VANDPS  Y4, Y5, Y5
+	VADDPS  Y2, Y5, Y5
+	VMOVUPS (AX), Y4
+	VPSUBD  Y5, Y0, Y6
+	VMULPS  Y6, Y5, Y7
+	VSUBPS  Y7, Y1, Y7
+	VMULPS  Y7, Y6, Y6
+	VMULPS  Y6, Y5, Y7
+	VSUBPS  Y7, Y1, Y7
+	VMULPS  Y7, Y6, Y6
+	VMULPS  Y6, Y5, Y7
+	VSUBPS  Y7, Y2, Y7
+	VMULPS  Y7, Y6, Y7
+	VADDPS  Y7, Y6, Y6
+	VMULPS  Y6, Y4, Y4
+	VMOVUPS Y4, (AX)
+	ADDQ    $0x20, AX
+	ADDQ    $0x20, CX
+	SUBQ    $0x08, DX
+	JMP     each
+
+each_end:
+	TESTQ      DX, DX
+	JZ         each_done
+	LEAQ       constant1<>+0(SB), BX
+	MOVQ       $0x00000010, SI
+	SUBQ       DX, SI
+	VMOVUPS    (BX)(SI*4), Y4
+	VMOVUPS    32(BX)(SI*4), Y5
+	VMASKMOVPS (CX), Y4, Y5
+	VSUBPS     Y5, Y3, Y5
+	VCMPPS     $0x05, constant5<>+0(SB), Y5, Y3
+	VMOVUPS    constant6<>+0(SB), Y6
+	VMINPS     Y5, Y6, Y5
+	VMULPS     constant7<>+0(SB), Y5, Y6
+	VADDPS     constant8<>+0(SB), Y6, Y6
+	VSUBPS     constant8<>+0(SB), Y6, Y7
+	VMULPS     constant9<>+0(SB), Y7, Y8
+	VSUBPS     Y8, Y5, Y8
+	VMULPS     constant10<>+0(SB), Y7, Y7
+	VSUBPS     Y7, Y8, Y8
+	VMULPS     constant11<>+0(SB), Y8, Y7
+	VADDPS     constant12<>+0(SB), Y7, Y7
+	VMULPS     Y8, Y7, Y7
+	VADDPS     constant13<>+0(SB), Y7, Y7
+	VMULPS     Y8, Y7, Y7
+	VADDPS     constant14<>+0(SB), Y7, Y7
+	VMULPS     Y8, Y7, Y7
+	VADDPS     constant15<>+0(SB), Y7, Y7
+	VMULPS     Y8, Y8, Y5
+	VMULPS     Y7, Y5, Y7
+	VADDPS     Y8, Y7, Y7
+	VADDPS     constant16<>+0(SB), Y7, Y7
+	VPSLLD     $0x17, Y6, Y6
+	VPADDD     Y6, Y7, Y5
+	VANDPS     Y3, Y5, Y5
+	VADDPS     Y2, Y5, Y5
+	VMASKMOVPS (AX), Y4, Y3
+	VPSUBD     Y5, Y0, Y0
+	VMULPS     Y0, Y5, Y6
+	VSUBPS     Y6, Y1, Y6
+	VMULPS     Y6, Y0, Y0
+	VMULPS     Y0, Y5, Y6
+	VSUBPS     Y6, Y1, Y6
+	VMULPS     Y6, Y0, Y0
+	VMULPS     Y0, Y5, Y6
+	VSUBPS     Y6, Y2, Y6
+	VMULPS     Y6, Y0, Y6
+	VADDPS     Y6, Y0, Y0
+	VMULPS     Y0, Y3, Y3
+	VMASKMOVPS Y3, Y4, (AX)
+
+each_done:
+	VZEROUPPER
+	RET
+
 // func expSumAVX2(x []float32, top float32) float32
 // Requires: AVX, AVX2, SSE
 TEXT ·expSumAVX2(SB), NOSPLIT, $0-36
@@ -1595,6 +1711,131 @@ each_end:
 	VMOVUPS.Z (DX), K1, Z0
 	VMULPS    Z0, Z15, Z15
 	VMOVUPS   Z15, K1, (AX)
+
+each_done:
+	VZEROUPPER
+	RET
+
+// func sigmoidGateAVX512(x []float32, g []float32)
+// Requires: AVX, AVX512F
+TEXT ·sigmoidGateAVX512(SB), NOSPLIT, $0-48
+	MOVQ         x_base+0(FP), AX
+	MOVQ         g_base+24(FP), DX
+	MOVQ         g_len+32(FP), CX
+	VBROADCASTSS constant5<>+0(SB), Z0
+	VBROADCASTSS constant6<>+0(SB), Z1
+	VBROADCASTSS constant7<>+0(SB), Z2
+	VBROADCASTSS constant8<>+0(SB), Z3
+	VBROADCASTSS constant9<>+0(SB), Z4
+	VBROADCASTSS constant10<>+0(SB), Z5
+	VBROADCASTSS constant11<>+0(SB), Z6
+	VBROADCASTSS constant12<>+0(SB), Z7
+	VBROADCASTSS constant13<>+0(SB), Z8
+	VBROADCASTSS constant14<>+0(SB), Z9
+	VBROADCASTSS constant15<>+0(SB), Z10
+	VBROADCASTSS constant16<>+0(SB), Z11
+	VBROADCASTSS constant17<>+0(SB), Z12
+	VBROADCASTSS constant18<>+0(SB), Z13
+	VBROADCASTSS constant16<>+0(SB), Z14
+	VPXORD       Z15, Z15, Z15
+
+each:
+	CMPQ      CX, $0x10
+	JLT       each_end
+	VMOVUPS   (DX), Z17
+	VSUBPS    Z17, Z15, Z17
+	VCMPPS    $0x05, Z0, Z17, K1
+	VMINPS    Z17, Z1, Z17
+	VMULPS    Z2, Z17, Z16
+	VADDPS    Z3, Z16, Z16
+	VSUBPS    Z3, Z16, Z18
+	VMULPS    Z4, Z18, Z19
+	VSUBPS    Z19, Z17, Z19
+	VMULPS    Z5, Z18, Z18
+	VSUBPS    Z18, Z19, Z19
+	VMULPS    Z6, Z19, Z18
+	VADDPS    Z7, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z8, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z9, Z18, Z18
+	VMULPS    Z19, Z18, Z18
+	VADDPS    Z10, Z18, Z18
+	VMULPS    Z19, Z19, Z17
+	VMULPS    Z18, Z17, Z18
+	VADDPS    Z19, Z18, Z18
+	VADDPS    Z11, Z18, Z18
+	VPSLLD    $0x17, Z16, Z16
+	VPADDD    Z16, Z18, Z17
+	VMOVAPS.Z Z17, K1, Z17
+	VADDPS    Z14, Z17, Z17
+	VMOVUPS   (AX), Z16
+	VPSUBD    Z17, Z12, Z18
+	VMULPS    Z18, Z17, Z19
+	VSUBPS    Z19, Z13, Z19
+	VMULPS    Z19, Z18, Z18
+	VMULPS    Z18, Z17, Z19
+	VSUBPS    Z19, Z13, Z19
+	VMULPS    Z19, Z18, Z18
+	VMULPS    Z18, Z17, Z19
+	VSUBPS    Z19, Z14, Z19
+	VMULPS    Z19, Z18, Z19
+	VADDPS    Z19, Z18, Z18
+	VMULPS    Z18, Z16, Z16
+	VMOVUPS   Z16, (AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, DX
+	SUBQ      $0x10, CX
+	JMP       each
+
+each_end:
+	TESTQ     CX, CX
+	JZ        each_done
+	MOVL      $0x00000001, BX
+	SHLL      CL, BX
+	DECL      BX
+	KMOVW     BX, K1
+	VMOVUPS.Z (DX), K1, Z16
+	VSUBPS    Z16, Z15, Z16
+	VCMPPS    $0x05, Z0, Z16, K2
+	VMINPS    Z16, Z1, Z16
+	VMULPS    Z2, Z16, Z0
+	VADDPS    Z3, Z0, Z0
+	VSUBPS    Z3, Z0, Z1
+	VMULPS    Z4, Z1, Z2
+	VSUBPS    Z2, Z16, Z2
+	VMULPS    Z5, Z1, Z1
+	VSUBPS    Z1, Z2, Z2
+	VMULPS    Z6, Z2, Z1
+	VADDPS    Z7, Z1, Z1
+	VMULPS    Z2, Z1, Z1
+	VADDPS    Z8, Z1, Z1
+	VMULPS    Z2, Z1, Z1
+	VADDPS    Z9, Z1, Z1
+	VMULPS    Z2, Z1, Z1
+	VADDPS    Z10, Z1, Z1
+	VMULPS    Z2, Z2, Z16
+	VMULPS    Z1, Z16, Z1
+	VADDPS    Z2, Z1, Z1
+	VADDPS    Z11, Z1, Z1
+	VPSLLD    $0x17, Z0, Z0
+	VPADDD    Z0, Z1, Z16
+	VMOVAPS.Z Z16, K2, Z16
+	VADDPS    Z14, Z16, Z16
+	VMOVUPS.Z (AX), K1, Z0
+	VPSUBD    Z16, Z12, Z1
+	VMULPS    Z1, Z16, Z2
+	VSUBPS    Z2, Z13, Z2
+	VMULPS    Z2, Z1, Z1
+	VMULPS    Z1, Z16, Z2
+	VSUBPS    Z2, Z13, Z2
+	VMULPS    Z2, Z1, Z1
+	VMULPS    Z1, Z16, Z2
+	VSUBPS    Z2, Z14, Z2
+	VMULPS    Z2, Z1, Z2
+	VADDPS    Z2, Z1, Z1
+	VMULPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)
 
 each_done:
 	VZEROUPPER

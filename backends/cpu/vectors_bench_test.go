@@ -31,6 +31,7 @@ func BenchmarkVectors(b *testing.B) {
 			{"cleanTo", n, func() { k.cleanTo(z, x, 0) }},
 			{"rmsNorm", n, func() { k.rmsNorm(z, x, y, 1./n, 1e-6) }},
 			{"gate", n, func() { copy(z, x); k.gate(z, y) }},
+			{"sigmoidGate", n, func() { copy(z, x); k.sigmoidGate(z, y) }},
 			{"softmax", n, func() { copy(z, x); k.softmax(z) }},
 			{"add", n, func() { k.add(z, x) }},
 			{"combine8", 8 * n, func() { k.combine(w, out, n, weights, nil) }},

@@ -140,6 +140,30 @@ func TestGate(t *testing.T) {
 	})
 }
 
+func TestSigmoidGate(t *testing.T) {
+	type gating = func(x, g []float32)
+	each(t, sigmoidGateKernels, func(t *testing.T, want, run func(x, g []float32)) {
+		of := func(f gating) func([][]float32) any {
+			return func(v [][]float32) any { f(v[0], v[1]); return nil }
+		}
+		tried(func(rng *rand.Rand, what string, n, kind int) {
+			compare(t, rng, what, of(want), of(run), kinds(rng, n, kind), kinds(rng, n, kind))
+		})
+		rng := rand.New(rand.NewPCG(11, 12))
+		g, x := make([]float32, 4096), make([]float32, 4096)
+		for i := range x {
+			x[i] = 1
+		}
+		for b := math.Float32bits(0x1p-60); b < math.Float32bits(0x1p20); {
+			for i := range g {
+				g[i] = math.Float32frombits(b | uint32(i&1)<<31)
+				b += 5003
+			}
+			compare(t, rng, fmt.Sprintf("sigmoid about %g", g[0]), of(want), of(run), x, g)
+		}
+	})
+}
+
 func TestExpSum(t *testing.T) {
 	each(t, expSumKernels, func(t *testing.T, want, run func(x []float32, top float32) float32) {
 		tried(func(rng *rand.Rand, what string, n, kind int) {
