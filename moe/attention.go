@@ -2,7 +2,6 @@ package moe
 
 import (
 	"context"
-	"math"
 
 	"sluice/backends"
 )
@@ -51,21 +50,6 @@ func (a *gqa) attend(ctx context.Context, l int, s *state) error {
 func (a *gqa) warm(s *state, last int) {
 	s.vec[a.at.q].SetLen(1)
 	s.be.Attend(s.vec[a.at.a], s.vec[a.at.q], s.kv, 0, last, &a.how)
-}
-
-// newRope makes the host's table of rotations: pair i of position p turns by
-// p * base^(-2i/dims). The angles are float64, rounded once at the end.
-func newRope(positions, dims int, base float64) *backends.Rope {
-	half := dims / 2
-	r := &backends.Rope{Half: half, Cos: make([]float32, positions*half), Sin: make([]float32, positions*half)}
-	for i := range half {
-		freq := math.Pow(base, -2*float64(i)/float64(dims))
-		for p := range positions {
-			sin, cos := math.Sincos(float64(p) * freq)
-			r.Cos[p*half+i], r.Sin[p*half+i] = float32(cos), float32(sin)
-		}
-	}
-	return r
 }
 
 // dense is a feed-forward that every token passes.
