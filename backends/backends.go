@@ -47,9 +47,25 @@ type Vec interface {
 	SetLen(n int) // 0 <= n <= the capacity it was made with; what was there stays
 }
 
-// An Attention says how the queries of a layer see its keys.
+// An Attention says how the queries of a layer see its keys: one at position p
+// sees those of positions 0..p that no window and no chunk keeps from it.
 type Attention struct {
-	Scale float32 // of q.k
+	Scale  float32   // of q.k
+	Window int       // sees keys p-Window+1..p alone; 0: no window
+	Chunk  int       // sees keys from the last multiple of Chunk up to p; 0: no chunks
+	Sinks  []float32 // [query heads] a score without a value, in the softmax of its head; nil: none
+}
+
+// First is the first key that a query at position p sees.
+func (a *Attention) First(p int) int {
+	first := 0
+	if a.Window > 0 {
+		first = max(first, p-a.Window+1)
+	}
+	if a.Chunk > 0 {
+		first = max(first, p-p%a.Chunk)
+	}
+	return first
 }
 
 // A Rope is the host's table of rotations: pairs [Positions, Half] of cosine
@@ -132,7 +148,7 @@ type Backend interface {
 	MatMul(y []Vec, w []Linear, x Vec)                        // y[i] [n, rows] = x [n, cols] times w[i] [rows, cols] transposed, + bias
 	RoPE(x Vec, headDim int, rope *Rope, pos int)             // row i of x, in place, at position pos+i, head by head
 	Store(kv KV, layer, pos int, k, v Vec)                    // rows of k and v become positions pos, pos+1, ... of the cache
-	Attend(y, q Vec, kv KV, layer, pos int, a *Attention)     // y [n, heads*valueDim]; row i of q, at pos+i, sees keys 0..pos+i
+	Attend(y, q Vec, kv KV, layer, pos int, a *Attention)     // y [n, heads*valueDim]; row i of q, at pos+i, sees keys a.First(pos+i)..pos+i
 	ExpertGroup(out Vec, k int, jobs []Job, x Vec)            // out row r = expert of x row r/k, for each job's rows; other rows stay
 	Combine(x, out Vec, k int, weights []float32, shared Vec) // x = x + (((+0 + w0*out0) + w1*out1 ...) + shared); shared may be nil
 	Add(x, y Vec)                                             // x = x + y

@@ -236,32 +236,47 @@ func cached(t backends.KVType, x []float32) []float32 {
 	return y
 }
 
-// attend is one query of one head over its keys and values, one slice a position.
-func attend(q []float32, k, v [][]float32, scale float32) []float32 {
+// attend is one query of one head over keys and values, one slice a position up
+// to its own, as far as it sees them.
+func attend(q []float32, k, v [][]float32, head int, how *backends.Attention) []float32 {
 	n := len(k)
+	seen := func(i int) bool {
+		return (how.Window == 0 || i > n-1-how.Window) && (how.Chunk == 0 || i/how.Chunk == (n-1)/how.Chunk)
+	}
 	score := make([]float32, n)
 	top := float32(math.Inf(-1))
 	for i := range score {
-		score[i] = mul(dotFloats(k[i], q), scale)
-		top = max(top, score[i])
+		if seen(i) {
+			score[i] = mul(dotFloats(k[i], q), how.Scale)
+			top = max(top, score[i])
+		}
+	}
+	if how.Sinks != nil {
+		top = max(top, how.Sinks[head])
 	}
 	var sum float32
 	for c := 0; c < n; c += 256 {
 		var l [16]float32
 		for i := c; i < min(c+256, n); i++ {
-			score[i] = exp(sub(score[i], top))
-			l[i%16] = add(l[i%16], score[i])
+			if seen(i) {
+				score[i] = exp(sub(score[i], top))
+				l[i%16] = add(l[i%16], score[i])
+			}
 		}
 		sum = add(sum, tree16(l))
+	}
+	if how.Sinks != nil {
+		sum = add(sum, exp(sub(how.Sinks[head], top)))
 	}
 	r := rcp(sum)
 	y := make([]float32, len(v[0]))
 	for c := 0; c < n; c += 256 {
 		part := make([]float32, len(y))
 		for i := c; i < min(c+256, n); i++ {
-			p := mul(score[i], r)
-			for j := range part {
-				part[j] = add(part[j], mul(p, v[i][j]))
+			if p := mul(score[i], r); seen(i) {
+				for j := range part {
+					part[j] = add(part[j], mul(p, v[i][j]))
+				}
 			}
 		}
 		for j := range y {

@@ -291,7 +291,11 @@ func testAttend(b *bench) {
 			if kv.Shape() != shape {
 				b.Fatalf("a cache of shape %+v says %+v", shape, kv.Shape())
 			}
-			const scale = 0.125
+			sinks := Vectors(b.rng, 1, c.heads, 0)
+			sinks[0] = 30 // above all scores of some queries
+			hows := []backends.Attention{{Scale: 0.125}, {Scale: 0.125, Sinks: sinks},
+				{Scale: 0.125, Window: 5}, {Scale: 0.125, Window: 1, Sinks: sinks}, {Scale: 0.125, Window: 40, Sinks: sinks}, {Scale: 0.125, Window: 270},
+				{Scale: 0.125, Chunk: 6}, {Scale: 0.125, Chunk: 256}, {Scale: 0.125, Chunk: 280, Sinks: sinks}, {Scale: 0.125, Chunk: 20, Window: 9}}
 			var keys, values []float32
 			pos := 0
 			for _, n := range c.batches {
@@ -305,21 +309,24 @@ func testAttend(b *bench) {
 				b.be.Store(kv, 0, pos, b.upload(make([]float32, len(k)), c.kvHeads*c.keyDim), vx) // another layer, not to be seen
 				b.be.Store(kv, layer, pos, kx, vx)
 				y := b.vec(n, c.heads*c.valueDim)
-				b.be.Attend(y, b.upload(q, c.heads*c.keyDim), kv, layer, pos, &backends.Attention{Scale: scale})
 				keys, values = append(keys, cached(typ, cleaned(k))...), append(values, cached(typ, cleaned(v))...)
-				var want []float32
-				for p := range n {
-					for h := range c.heads {
-						g := h / (c.heads / c.kvHeads)
-						var hk, hv [][]float32
-						for j := range pos + p + 1 {
-							hk = append(hk, keys[(j*c.kvHeads+g)*c.keyDim:][:c.keyDim])
-							hv = append(hv, values[(j*c.kvHeads+g)*c.valueDim:][:c.valueDim])
+				up := b.upload(q, c.heads*c.keyDim)
+				for _, how := range hows {
+					b.be.Attend(y, up, kv, layer, pos, &how)
+					var want []float32
+					for p := range n {
+						for h := range c.heads {
+							g := h / (c.heads / c.kvHeads)
+							var hk, hv [][]float32
+							for j := range pos + p + 1 {
+								hk = append(hk, keys[(j*c.kvHeads+g)*c.keyDim:][:c.keyDim])
+								hv = append(hv, values[(j*c.kvHeads+g)*c.valueDim:][:c.valueDim])
+							}
+							want = append(want, attend(q[(p*c.heads+h)*c.keyDim:][:c.keyDim], hk, hv, h, &how)...)
 						}
-						want = append(want, attend(q[(p*c.heads+h)*c.keyDim:][:c.keyDim], hk, hv, scale)...)
 					}
+					b.wants(fmt.Sprintf("%+v %v at %d, %+v", c, typ, pos, how), y, want)
 				}
-				b.wants(fmt.Sprintf("%+v %v at %d", c, typ, pos), y, want)
 				pos += n
 			}
 		}

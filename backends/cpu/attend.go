@@ -19,7 +19,7 @@ type attendStep struct {
 	queries    int       // of one key-value head: n*group
 	perRun     int       // queries in a run
 	runs       int       // of one key-value head
-	scale      float32
+	how        backends.Attention
 }
 
 // attendRun bounds the queries of an item: each needs the scores of all keys.
@@ -39,8 +39,8 @@ type attendScratch struct {
 }
 
 // Attend computes y [n, heads*valueDim] from queries q [n, heads*keyDim]: row i
-// of q is at position pos+i and sees keys 0..pos+i. Query head h reads
-// key-value head h / (heads / kv heads). It sets the length of y.
+// of q is at position pos+i and sees keys how.First(pos+i)..pos+i. Query head h
+// reads key-value head h / (heads / kv heads). It sets the length of y.
 func (b *Backend) Attend(y, q backends.Vec, kv backends.KV, layer, pos int, how *backends.Attention) {
 	c, to, from := kv.(*cache), y.(*vec), q.(*vec)
 	s := &c.shape
@@ -51,12 +51,15 @@ func (b *Backend) Attend(y, q backends.Vec, kv backends.KV, layer, pos int, how 
 	if layer < 0 || layer >= s.Layers || pos < 0 || pos+from.n > s.Positions {
 		panic(fmt.Sprintf("backends/cpu: Attend: layer %d, positions %d to %d of a cache of shape %+v", layer, pos, pos+from.n, *s))
 	}
+	if how.Window < 0 || how.Chunk < 0 || how.Sinks != nil && len(how.Sinks) != heads {
+		panic(fmt.Sprintf("backends/cpu: Attend: a window of %d, chunks of %d, %d sinks for %d heads", how.Window, how.Chunk, len(how.Sinks), heads))
+	}
 	to.SetLen(from.n)
 	if from.n == 0 {
 		return
 	}
 	a := &b.attend
-	*a = attendStep{c: c, layer: layer, pos: pos, y: to.rows(), q: from.rows(), heads: heads, group: heads / s.Heads, scale: how.Scale}
+	*a = attendStep{c: c, layer: layer, pos: pos, y: to.rows(), q: from.rows(), heads: heads, group: heads / s.Heads, how: *how}
 	a.queries = from.n * a.group
 	// Long runs decode less, short ones feed all threads: two items a thread.
 	a.perRun = min(attendRun, max(1, a.queries*s.Heads/(2*len(b.pool.workers))))
@@ -101,39 +104,49 @@ func (a *attendStep) one(w *worker, k *cacheKernels, h, first, n int) {
 		at := a.head(h, first+i) * kd
 		w.saw(w.k.cleanTo(t.q[i*kd:(i+1)*kd], a.q[at:at+kd], arith.TinyBits))
 	}
-	all := a.keys(first + n - 1) // later queries see no fewer keys
-	for b, from := 0, 0; b < all; b += keyBlock {
+	all := a.keys(first + n - 1)              // later queries see no fewer keys,
+	least := a.start(first) &^ (keyBlock - 1) // and begin no earlier
+	for b, from := least, 0; b < all; b += keyBlock {
 		keys := a.c.k.get(k, a.c.row(a.layer, h, b), min(keyBlock, all-b), t.rows)
 		for a.keys(first+from) <= b {
 			from++
 		}
-		for i := from; i < n; i++ {
-			k.scores(t.score[i*stride+b:][:len(keys)/kd], t.q[i*kd:(i+1)*kd], keys, a.scale)
+		for i := from; i < n && a.start(first+i) < b+keyBlock; i++ {
+			k.scores(t.score[i*stride+b:][:len(keys)/kd], t.q[i*kd:(i+1)*kd], keys, a.how.Scale)
 		}
 	}
 	for i := range n {
-		w.k.softmax(t.score[i*stride : i*stride+a.keys(first+i)])
+		var sink []float32
+		if head := a.head(h, first+i) % a.heads; a.how.Sinks != nil {
+			sink = a.how.Sinks[head : head+1]
+		}
+		w.k.softmax(t.score[i*stride:i*stride+a.keys(first+i)], a.start(first+i), sink)
 	}
-	for c := 0; c < all; c += arith.Chunk {
-		from := 0
+	for c := least &^ (arith.Chunk - 1); c < all; c += arith.Chunk {
+		from, end := 0, n // queries that see keys of the chunk
 		for a.keys(first+from) <= c {
 			from++
 		}
-		for i := from; i < n; i++ {
+		for a.start(first+end-1) >= c+arith.Chunk {
+			end--
+		}
+		for i := from; i < end; i++ {
 			clear(a.part(t, c, h, first, i))
 		}
-		for b := c; b < min(c+arith.Chunk, all); b += keyBlock {
+		for b := max(c, least); b < min(c+arith.Chunk, all); b += keyBlock {
 			rows := min(keyBlock, all-b)
 			values := a.c.v.get(k, a.c.row(a.layer, h, b), rows, t.rows)
-			for i := from; i < n; i++ {
+			for i := from; i < end && a.start(first+i) < b+keyBlock; i++ {
 				if seen := min(rows, a.keys(first+i)-b); seen > 0 {
 					k.weigh(a.part(t, c, h, first, i), t.score[i*stride+b:][:seen], values)
 				}
 			}
 		}
-		for i := from; i < n && c > 0; i++ {
-			at := a.head(h, first+i) * vd
-			w.k.add(a.y[at:at+vd], t.sum[i*vd:(i+1)*vd])
+		for i := from; i < end; i++ {
+			if c > a.start(first+i) {
+				at := a.head(h, first+i) * vd
+				w.k.add(a.y[at:at+vd], t.sum[i*vd:(i+1)*vd])
+			}
 		}
 	}
 }
@@ -142,7 +155,7 @@ func (a *attendStep) one(w *worker, k *cacheKernels, h, first, n int) {
 // sum that starts at +0 is never -0.
 func (a *attendStep) part(t *attendScratch, chunk, h, first, i int) []float32 {
 	vd := a.c.shape.ValueDim
-	if chunk > 0 {
+	if chunk > a.start(first+i) {
 		return t.sum[i*vd : (i+1)*vd]
 	}
 	at := a.head(h, first+i) * vd
@@ -154,5 +167,6 @@ func (a *attendStep) head(h, query int) int {
 	return query/a.group*a.heads + h*a.group + query%a.group
 }
 
-// keys is the number of keys that a query sees.
-func (a *attendStep) keys(query int) int { return a.pos + query/a.group + 1 }
+// keys is one more than the last key that a query sees, start the first.
+func (a *attendStep) keys(query int) int  { return a.pos + query/a.group + 1 }
+func (a *attendStep) start(query int) int { return a.how.First(a.pos + query/a.group) }

@@ -117,15 +117,31 @@ func scaleBy(x []float32, r float32) {
 	}
 }
 
-// softmax is arith.Softmax.
-func (k *vectorKernels) softmax(x []float32) {
-	top := k.largest(x)
-	var sum float32
-	for c := 0; c < len(x); c += arith.Chunk {
-		sum += k.expSum(x[c:min(c+arith.Chunk, len(x))], top)
+// softmax turns the scores x of keys 0, 1, ... into the probabilities of those
+// from first on; sink is empty or one score more that has no key. Keys before
+// first in its block of keys get +0, which adds nothing anywhere; what is before
+// that block stays. With first 0 and no sink it is arith.Softmax.
+func (k *vectorKernels) softmax(x []float32, first int, sink []float32) {
+	from := first &^ (keyBlock - 1)
+	for i := from; i < first; i++ {
+		x[i] = unseen
 	}
-	k.scaleBy(x, arith.Rcp(sum))
+	top := k.largest(x[first:])
+	for _, s := range sink {
+		top = max(top, s)
+	}
+	var sum float32
+	for c := from &^ (arith.Chunk - 1); c < len(x); c += arith.Chunk {
+		sum += k.expSum(x[max(c, from):min(c+arith.Chunk, len(x))], top)
+	}
+	for _, s := range sink {
+		sum += arith.Exp(s - top)
+	}
+	k.scaleBy(x[from:], arith.Rcp(sum))
 }
+
+// unseen is a score whose exponential is +0, whatever the largest is.
+const unseen = -0x1p126
 
 // add is x = x + y.
 func add(x, y []float32) {

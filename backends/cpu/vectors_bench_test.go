@@ -32,7 +32,7 @@ func BenchmarkVectors(b *testing.B) {
 			{"rmsNorm", n, func() { k.rmsNorm(z, x, y, 1./n, 1e-6) }},
 			{"gate", n, func() { copy(z, x); k.gate(z, y) }},
 			{"sigmoidGate", n, func() { copy(z, x); k.sigmoidGate(z, y) }},
-			{"softmax", n, func() { copy(z, x); k.softmax(z) }},
+			{"softmax", n, func() { copy(z, x); k.softmax(z, 0, nil) }},
 			{"add", n, func() { k.add(z, x) }},
 			{"combine8", 8 * n, func() { k.combine(w, out, n, weights, nil) }},
 			{"rotate", n, func() { k.rotate(w, x[:dim/2], y[:dim/2], dim) }},
