@@ -27,11 +27,21 @@ type Linear struct {
 	Bias []float32
 }
 
-// An Expert is a gated feed-forward: down(SiLU(gate(x)) * up(x)).
-// Gate and Up are [ff, dim], Down is [dim, ff].
+// An Expert is a gated feed-forward: down of what the activation makes of
+// gate(x) and up(x). Gate and Up are [ff, dim], Down is [dim, ff].
 type Expert struct {
-	Gate, Up, Down Matrix
+	Gate, Up, Down             Matrix
+	GateBias, UpBias, DownBias []float32 // [ff], [ff], [dim], each added after the row; nil: none
+	Act                        Activation
 }
+
+// An Activation is what an expert does between gate and up, g and u, and down.
+type Activation uint8
+
+const (
+	SwiGLU        Activation = iota // SiLU(g)*u
+	ClampedSwiGLU                   // g*sigmoid(1.702*g) * (u+1), with g at most 7 and u in -7..7 before; gpt-oss
+)
 
 // A Job gives one expert its rows of a batch: each r in Rows is an output row;
 // the input row is r divided by the k of the call.
@@ -152,6 +162,7 @@ type Backend interface {
 	ExpertGroup(out Vec, k int, jobs []Job, x Vec)            // out row r = expert of x row r/k, for each job's rows; other rows stay
 	Combine(x, out Vec, k int, weights []float32, shared Vec) // x = x + (((+0 + w0*out0) + w1*out1 ...) + shared); shared may be nil
 	Add(x, y Vec)                                             // x = x + y
+	ScaleRows(y, x Vec, f []float32)                          // y [n, dim]: row i = row i of x times f[i]; y may be x
 	Scale(x Vec, f float32)                                   // x = x*f
 	SigmoidGate(x, g Vec)                                     // x [n, dim] = x*sigmoid(g [n, m]), each g for dim/m floats of x in a row
 	Gather(y, x Vec, rows []int32)                            // y [len(rows), dim] = rows of x

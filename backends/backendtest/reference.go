@@ -286,13 +286,17 @@ func attend(q []float32, k, v [][]float32, head int, how *backends.Attention) []
 	return y
 }
 
-// expert is down(SiLU(gate(x)) * up(x)) of one position.
+// expert is down(activation(gate(x), up(x))) of one position.
 func expert(e backends.Expert, x []float32) []float32 {
-	g, u := matMul(backends.Linear{Matrix: e.Gate}, x), matMul(backends.Linear{Matrix: e.Up}, x)
+	g, u := matMul(backends.Linear{Matrix: e.Gate, Bias: e.GateBias}, x), matMul(backends.Linear{Matrix: e.Up, Bias: e.UpBias}, x)
 	for i := range g {
+		if e.Act == backends.ClampedSwiGLU {
+			g[i] = mul(1.702, min(g[i], 7))
+			u[i] = mul(add(max(min(u[i], 7), -7), 1), 1/1.702)
+		}
 		g[i] = mul(silu(g[i]), u[i])
 	}
-	return matMul(backends.Linear{Matrix: e.Down}, g)
+	return matMul(backends.Linear{Matrix: e.Down, Bias: e.DownBias}, g)
 }
 
 // bytesOf is x as an F32 matrix.

@@ -21,7 +21,7 @@ func Run(t *testing.T, open func() backends.Backend) {
 	}{
 		{"MatMul", testMatMul}, {"MatMulSeveral", testMatMulSeveral}, {"Embed", testEmbed}, {"Gather", testGather},
 		{"RMSNorm", testRMSNorm}, {"RoPE", testRoPE}, {"Attend", testAttend}, {"ExpertGroup", testExpertGroup},
-		{"Combine", testCombine}, {"Add", testAdd}, {"Scale", testScale}, {"SigmoidGate", testSigmoidGate}, {"ActivationError", testActivationError},
+		{"Combine", testCombine}, {"Add", testAdd}, {"ScaleRows", testScaleRows}, {"Scale", testScale}, {"SigmoidGate", testSigmoidGate}, {"ActivationError", testActivationError},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			be := open()
@@ -355,7 +355,15 @@ func testExpertGroup(b *bench) {
 		jobs := make([]backends.Job, len(types)+1) // the last without rows
 		for i := range jobs {
 			t := types[i%len(types)]
-			jobs[i].Expert = backends.Expert{Gate: b.matrix(t[0], ff, dim), Up: b.matrix(t[1], ff, dim), Down: b.matrix(t[2], dim, ff)}
+			e := &jobs[i].Expert
+			*e = backends.Expert{Gate: b.matrix(t[0], ff, dim), Up: b.matrix(t[1], ff, dim), Down: b.matrix(t[2], dim, ff)}
+			if i%2 == 1 { // gates about the limit, too
+				e.Act, e.GateBias, e.UpBias = backends.ClampedSwiGLU, Vectors(b.rng, 1, ff, 0), Vectors(b.rng, 1, ff, 0)
+				e.GateBias[0], e.UpBias[1], e.UpBias[2], e.GateBias[3] = 100, 100, -100, -100
+			}
+			if i > 2 {
+				e.DownBias = Vectors(b.rng, 1, dim, 0)
+			}
 		}
 		for r := range c.n * c.k {
 			if r%7 == 3 {
@@ -439,6 +447,22 @@ func testSigmoidGate(b *bench) {
 			want[i] = mul(x[i], sigmoid(g[i/(c.dim/c.gates)]))
 		}
 		b.wants(fmt.Sprintf("%+v", c), v, want)
+	}
+}
+
+func testScaleRows(b *bench) {
+	for _, c := range []struct{ n, dim int }{{1, 5}, {3, 2048}, {70, 100}} {
+		x, f := Vectors(b.rng, c.n, c.dim, 2), Vectors(b.rng, 1, c.n, 0)
+		f[0] = 1
+		want := cleaned(x)
+		for i := range want {
+			want[i] = mul(want[i], f[i/c.dim])
+		}
+		v, y := b.upload(x, c.dim), b.vec(c.n, c.dim)
+		b.be.ScaleRows(y, v, f)
+		b.wants(fmt.Sprintf("%+v into another", c), y, want)
+		b.be.ScaleRows(v, v, f)
+		b.wants(fmt.Sprintf("%+v in place", c), v, want)
 	}
 }
 

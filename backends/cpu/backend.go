@@ -35,6 +35,7 @@ type Backend struct {
 	experts     expertStep
 	sum         combineStep
 	add         addStep
+	scaleRows   scaleRowsStep
 	scale       scaleStep
 	gate        gateStep
 	embed       embedStep

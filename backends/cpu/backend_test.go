@@ -104,6 +104,7 @@ func steps(t testing.TB, b *Backend, n int) map[string]func() {
 		"ExpertGroup": func() { b.ExpertGroup(out, k, jobs, x) },
 		"Combine":     func() { b.Combine(x, out, k, weights, h) },
 		"Add":         func() { b.Add(h, x) },
+		"ScaleRows":   func() { b.ScaleRows(h, x, weights[:n]) },
 		"Scale":       func() { b.Scale(h, 0.5) },
 		"SigmoidGate": func() { b.SigmoidGate(h, x) },
 		"Gather":      func() { b.Gather(h, x, ids) },

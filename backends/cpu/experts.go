@@ -9,7 +9,7 @@ import (
 
 // expertStep is a group of experts, from x to their outputs, as one step. Its
 // items come in three runs, each in the order of the jobs: rows of gate and up,
-// stretches of hidden = SiLU(gate)*up in the form that down needs, rows of down. An
+// stretches of hidden = activation of gate and up in the form that down needs, rows of down. An
 // item waits for those of its own job in the run before. They are claimed in
 // order, so they are done or being done, and a worker has something else
 // to do unless the step is at its end.
@@ -28,6 +28,7 @@ type expertJob struct {
 	rows   atomic.Int32 // items of gate and up
 	hidden atomic.Int32 // stretches
 	form   form
+	act    backends.Activation
 }
 
 // stretch is the floats of an item between gate and down: whole blocks, some
@@ -51,7 +52,7 @@ func (s *expertStep) run(w *worker, lo, hi int) {
 				return
 			}
 			at := j.lo + (i-j.first)*stretch
-			s.fill(w, j.form, at, min(at+stretch, j.hi))
+			s.fill(w, j, at, min(at+stretch, j.hi))
 			j.hidden.Add(-1)
 		default:
 			i -= s.stretches
@@ -64,11 +65,27 @@ func (s *expertStep) run(w *worker, lo, hi int) {
 	}
 }
 
-// fill makes floats lo..hi of hidden, in its form, from gate, which it spoils, and up.
-func (s *expertStep) fill(w *worker, f form, lo, hi int) {
-	g := s.gate[lo:hi]
-	w.k.gate(g, s.up[lo:hi])
-	w.saw(s.hidden.fill(w.k, f, g, lo, hi))
+// fill makes floats lo..hi of hidden, in the form of their job, from gate and
+// up, which it spoils.
+func (s *expertStep) fill(w *worker, j *expertJob, lo, hi int) {
+	g, u := s.gate[lo:hi], s.up[lo:hi]
+	if j.act == backends.ClampedSwiGLU {
+		clampGate(g, u)
+	}
+	w.k.gate(g, u)
+	w.saw(s.hidden.fill(w.k, j.form, g, lo, hi))
+}
+
+// clampGate makes SiLU(g)*u the clamped SwiGLU of what g and u were:
+//
+//	g = 1.702*min(g, 7); u = (max(-7, min(u, 7)) + 1)*(1/1.702)
+func clampGate(g, u []float32) {
+	const alpha, limit, inverse = float32(1.702), 7, float32(1 / 1.702)
+	u = u[:len(g)]
+	for i, v := range g {
+		g[i] = float32(alpha * min(v, limit))
+		u[i] = float32((max(-limit, min(u[i], limit)) + 1) * inverse)
+	}
 }
 
 // reset forgets the last group.
@@ -86,11 +103,11 @@ func (s *expertStep) add(k *kernels, j *backends.Job, in *inputs, perRow int32, 
 	f := formOf(e.Down.Type.ActBlock())
 	s.hidden.make(f, len(s.gate))
 	before := s.first.items
-	p := product{m: e.Gate, in: in, n: n, inRow: j.Rows, inDiv: perRow, y: s.gate[base*ff:], stride: ff}
+	p := product{m: e.Gate, bias: e.GateBias, in: in, n: n, inRow: j.Rows, inDiv: perRow, y: s.gate[base*ff:], stride: ff}
 	s.first.add(k, p)
-	p.m, p.y = e.Up, s.up[base*ff:]
+	p.m, p.bias, p.y = e.Up, e.UpBias, s.up[base*ff:]
 	s.first.add(k, p)
-	s.last.add(k, product{m: e.Down, in: &s.hidden, n: n, inBase: base, y: out.data, yRow: j.Rows, stride: out.dim})
+	s.last.add(k, product{m: e.Down, bias: e.DownBias, in: &s.hidden, n: n, inBase: base, y: out.data, yRow: j.Rows, stride: out.dim})
 
 	if len(s.jobs) == cap(s.jobs) {
 		s.jobs = append(s.jobs, expertJob{})
@@ -98,14 +115,14 @@ func (s *expertStep) add(k *kernels, j *backends.Job, in *inputs, perRow int32, 
 		s.jobs = s.jobs[:len(s.jobs)+1]
 	}
 	job := &s.jobs[len(s.jobs)-1]
-	job.lo, job.hi, job.first, job.form = base*ff, (base+n)*ff, s.stretches, f
+	job.lo, job.hi, job.first, job.form, job.act = base*ff, (base+n)*ff, s.stretches, f, e.Act
 	count := (n*ff + stretch - 1) / stretch
 	s.stretches += count
 	job.rows.Store(int32(s.first.items - before))
 	job.hidden.Store(int32(count))
 }
 
-// ExpertGroup computes out row r = down(SiLU(gate(x)) * up(x)), x being row r/k
+// ExpertGroup computes out row r = down(activation(gate(x), up(x))), x being row r/k
 // of x, for each job and each r in its rows; other rows of out stay. All
 // experts of a call have one shape; their types may differ. out has its length
 // already, and is not x.
@@ -129,6 +146,9 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 		if e.Gate.Cols != from.dim || e.Up.Cols != from.dim || e.Gate.Rows != ff || e.Up.Rows != ff || e.Down.Cols != ff || e.Down.Rows != to.dim {
 			panic(fmt.Sprintf("backends/cpu: ExpertGroup: x of %d, gate %dx%d, up %dx%d, down %dx%d, out of %d, ff %d", from.dim,
 				e.Gate.Rows, e.Gate.Cols, e.Up.Rows, e.Up.Cols, e.Down.Rows, e.Down.Cols, to.dim, ff))
+		}
+		if !fits(e.GateBias, ff) || !fits(e.UpBias, ff) || !fits(e.DownBias, to.dim) || e.Act > backends.ClampedSwiGLU {
+			panic(fmt.Sprintf("backends/cpu: ExpertGroup: biases of %d, %d and %d for %d x %d, activation %d", len(e.GateBias), len(e.UpBias), len(e.DownBias), ff, to.dim, e.Act))
 		}
 		for _, r := range jobs[i].Rows {
 			if r < 0 || int(r) >= to.n || int(r)/k >= from.n {
@@ -158,3 +178,6 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 	s.first.drop()
 	s.last.drop()
 }
+
+// fits says whether a bias is none, or one of n.
+func fits(bias []float32, n int) bool { return bias == nil || len(bias) == n }
