@@ -195,16 +195,34 @@ func (s *Spec) heads(l *loader) {
 }
 
 // routed reads the numbers of the routed experts.
-func (s *Spec) routed(l *loader) {
+func (s *Spec) routed(l *loader) { s.routedOf(l, "expert_feed_forward_length") }
+
+// routedOf is routed for a family that has the width of an expert under another
+// key: where all layers are of experts, that of the feed-forward.
+func (s *Spec) routedOf(l *loader, width string) {
 	s.Experts = l.need("expert_count", maxExperts)
 	s.TopK = l.need("expert_used_count", maxExperts)
-	s.ExpertFF = l.need("expert_feed_forward_length", maxDim)
+	s.ExpertFF = l.need(width, maxDim)
 	if s.TopK > s.Experts {
 		l.fail("%d experts used of %d", s.TopK, s.Experts)
 	}
 	if g := l.or("expert_group_count", 1, maxExperts); g > 1 {
 		l.fail("group-limited routing (%d groups) is not supported for this family", g)
 	}
+}
+
+// routedInGroups is routed for a family that chooses among the experts of some
+// groups alone.
+func (s *Spec) routedInGroups(l *loader) Groups {
+	s.Experts = l.need("expert_count", maxExperts)
+	s.TopK = l.need("expert_used_count", maxExperts)
+	s.ExpertFF = l.need("expert_feed_forward_length", maxDim)
+	g := Groups{N: max(l.or("expert_group_count", 1, maxExperts), 1)}
+	g.Keep = max(l.or("expert_group_used_count", g.N, maxExperts), 1)
+	if g.N > maxGroups || g.Keep > g.N || s.Experts%g.N != 0 || s.Experts/g.N*g.Keep < s.TopK {
+		l.fail("%d experts used of %d, in %d of %d groups: want at most %d groups that divide the experts, and as many experts in those used", s.TopK, s.Experts, g.Keep, g.N, maxGroups)
+	}
+	return g
 }
 
 // attention loads the projections of layer blk.l. The norms of q and k come
