@@ -26,20 +26,32 @@ type gqaVectors struct{ q, k, v, a vecID }
 
 // attend adds the attention of layer l to the residual stream s.x.
 func (a *gqa) attend(ctx context.Context, l int, s *state) error {
-	be := s.be
-	q, k, v, y := s.vec[a.at.q], s.vec[a.at.k], s.vec[a.at.v], s.vec[a.at.a]
-	be.RMSNorm(s.h, s.x, a.norm, a.eps)
-	s.y3 = [3]backends.Vec{q, k, v}
-	s.w3 = [3]backends.Linear{a.q, a.k, a.v}
-	be.MatMul(s.y3[:], s.w3[:], s.h)
+	q, k := a.project(s)
 	if a.qNorm != nil {
-		be.RMSNorm(q, q, a.qNorm, a.eps)
-		be.RMSNorm(k, k, a.kNorm, a.eps)
+		s.be.RMSNorm(q, q, a.qNorm, a.eps)
+		s.be.RMSNorm(k, k, a.kNorm, a.eps)
 	}
-	be.RoPE(q, a.headDim, a.rope, s.pos)
-	be.RoPE(k, a.headDim, a.rope, s.pos)
-	be.Store(s.kv, l, s.pos, k, v)
-	be.Attend(y, q, s.kv, l, s.pos, &a.how)
+	s.be.RoPE(q, a.headDim, a.rope, s.pos)
+	s.be.RoPE(k, a.headDim, a.rope, s.pos)
+	return a.mix(ctx, l, s)
+}
+
+// project makes the queries, keys and values of the normalised residual stream.
+func (a *gqa) project(s *state) (q, k backends.Vec) {
+	q, k = s.vec[a.at.q], s.vec[a.at.k]
+	s.be.RMSNorm(s.h, s.x, a.norm, a.eps)
+	s.y3 = [3]backends.Vec{q, k, s.vec[a.at.v]}
+	s.w3 = [3]backends.Linear{a.q, a.k, a.v}
+	s.be.MatMul(s.y3[:], s.w3[:], s.h)
+	return q, k
+}
+
+// mix caches the keys and values of layer l and adds what the queries see to
+// the residual stream.
+func (a *gqa) mix(ctx context.Context, l int, s *state) error {
+	be, y := s.be, s.vec[a.at.a]
+	be.Store(s.kv, l, s.pos, s.vec[a.at.k], s.vec[a.at.v])
+	be.Attend(y, s.vec[a.at.q], s.kv, l, s.pos, &a.how)
 	s.matMul(s.h, a.o, y)
 	be.Add(s.x, s.h)
 	s.clock.lap(StageAttention)

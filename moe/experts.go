@@ -19,6 +19,9 @@ type experts struct {
 	router backends.Linear
 	route  func(ids []int32, weights, scores []float32) // of one position: the family's choice
 	kinds  [3]backends.Matrix                           // gate, up, down without data: types and shapes of every expert of the layer
+	act    backends.Activation                          // of the routed experts
+	bias   [3][]float32                                 // of gate, up and down: [experts, rows], nil: none
+	scaled *vecID                                       // where a weight multiplies its expert's input, not its output; nil: the output
 	shared *dense                                       // an expert that every position passes, nil: none
 	next   *experts                                     // of the next layer that has a router, nil: none
 }
@@ -64,6 +67,12 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 		shared = s.shared
 		e.shared.compute(shared, s)
 	}
+	x, perRow, weights := s.h, k, s.weights[:n*k]
+	if e.scaled != nil { // k is 1
+		x, perRow = s.vec[*e.scaled], 1
+		s.be.ScaleRows(x, s.h, weights)
+		weights = s.ones[:n]
+	}
 	s.out.SetLen(n * k)
 	group := s.groupOf(n)
 	for done := 0; done < len(s.distinct); {
@@ -75,7 +84,7 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 				break
 			}
 			s.arrived[jobs] = int32(i)
-			s.job[jobs] = e.job(parts, s.rowsOf(i))
+			s.job[jobs] = e.job(int(s.distinct[i]), parts, s.rowsOf(i))
 			if jobs++; jobs == group {
 				break
 			}
@@ -84,14 +93,14 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 		if err != nil {
 			return fmt.Errorf("moe: layer %d: %w", l, err)
 		}
-		s.be.ExpertGroup(s.out, k, s.job[:jobs], s.h)
+		s.be.ExpertGroup(s.out, perRow, s.job[:jobs], x)
 		for _, i := range s.arrived[:jobs] {
 			step.Done(int(i))
 		}
 		done += jobs
 		s.clock.lap(StageExperts)
 	}
-	s.be.Combine(s.x, s.out, k, s.weights[:n*k], shared)
+	s.be.Combine(s.x, s.out, k, weights, shared)
 	s.clock.lap(StageReduction)
 	return ctx.Err()
 }
@@ -121,10 +130,14 @@ func (s *state) groupOf(n int) int {
 	return max(1, min(maxJobs, s.topK/2))
 }
 
-// job is one expert with the rows of the batch that chose it.
-func (e *experts) job(parts *tiers.Parts, rows []int32) backends.Job {
-	x := backends.Expert{Gate: e.kinds[0], Up: e.kinds[1], Down: e.kinds[2]}
+// job is expert id with the rows of the batch that chose it.
+func (e *experts) job(id int, parts *tiers.Parts, rows []int32) backends.Job {
+	x := backends.Expert{Gate: e.kinds[0], Up: e.kinds[1], Down: e.kinds[2], Act: e.act}
 	x.Gate.Data, x.Up.Data, x.Down.Data = parts[0], parts[1], parts[2]
+	if e.bias[0] != nil {
+		of := func(i, rows int) []float32 { return e.bias[i][id*rows : (id+1)*rows] }
+		x.GateBias, x.UpBias, x.DownBias = of(0, x.Gate.Rows), of(1, x.Up.Rows), of(2, x.Down.Rows)
+	}
 	return backends.Job{Expert: x, Rows: rows}
 }
 

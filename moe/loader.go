@@ -3,8 +3,11 @@ package moe
 import (
 	"fmt"
 	"math"
+	"slices"
+	"unsafe"
 
 	"sluice/backends"
+	"sluice/internal/arith"
 	"sluice/internal/quant"
 	"sluice/tiers"
 )
@@ -187,6 +190,32 @@ func (l *loader) vector(name string, n int) []float32 {
 		if math.Abs(float64(x)) < 0x1p-50 {
 			v[i] = 0
 		}
+	}
+	return v
+}
+
+// floats is a resident tensor of floats, innermost dim first; those below 2^-50
+// are +0. If it is so already they are the resident bytes themselves.
+func (l *loader) floats(name string, dims ...int) []float32 {
+	t, data := l.tensor(name, dims...)
+	if data == nil {
+		return nil
+	}
+	n := int(t.Bytes) / 4
+	if at := unsafe.Pointer(unsafe.SliceData(data)); t.Type == quant.F32 && uintptr(at)%4 == 0 {
+		v := unsafe.Slice((*float32)(at), n)
+		if !slices.ContainsFunc(v, func(x float32) bool { return x != arith.Clean(x) }) {
+			return v
+		}
+	}
+	n = 1
+	for _, d := range dims {
+		n *= d
+	}
+	v := make([]float32, n)
+	quant.Dequantize(t.Type, v, data)
+	for i, x := range v {
+		v[i] = arith.Clean(x)
 	}
 	return v
 }

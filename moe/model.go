@@ -56,6 +56,7 @@ type state struct {
 	hostScores []float32
 	ids        []int32      // [n, topK] chosen experts, best first
 	weights    []float32    // [n, topK]
+	ones       []float32    // [n] of 1
 	out        backends.Vec // [n*topK, dim] an output for each choice
 	guess      guessState
 	shared     backends.Vec // [n, dim] of the shared expert or the dense feed-forward
@@ -141,9 +142,9 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 	s.rows = make([]int32, n*spec.TopK)
 	s.distinct, s.uses = make([]int32, 0, spec.Experts), make([]int32, 0, spec.Experts)
 	s.first, s.next, s.count = make([]int32, 0, spec.Experts+1), make([]int32, spec.Experts), make([]int32, spec.Experts+1)
-	s.everyRow = make([]int32, n)
+	s.everyRow, s.ones = make([]int32, n), make([]float32, n)
 	for i := range s.everyRow {
-		s.everyRow[i] = int32(i)
+		s.everyRow[i], s.ones[i] = int32(i), 1
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ type layers interface {
 
 // families are the pages, by the architecture that a file names.
 func families() []family {
-	return []family{{"glm4moe", openGLM4}, {"qwen3moe", openQwen3}}
+	return []family{{"glm4moe", openGLM4}, {"gpt-oss", openGPTOSS}, {"llama4", openLlama4}, {"qwen3moe", openQwen3}}
 }
 
 // An UnsupportedError names an architecture that has no page.
@@ -174,8 +174,16 @@ func vocabulary(l *loader) int {
 	return int(t.Dims[1])
 }
 
-// heads reads the numbers of grouped-query attention.
+// heads reads the numbers of grouped-query attention with plain rotations.
 func (s *Spec) heads(l *loader) {
+	s.headSizes(l)
+	if v, ok := l.file.Meta.String(l.arch + ".rope.scaling.type"); ok && v != "none" {
+		l.fail("RoPE scaling %q is not supported for this family", v)
+	}
+}
+
+// headSizes is heads for families that read how to rotate by themselves.
+func (s *Spec) headSizes(l *loader) {
 	s.Heads = l.need("attention.head_count", maxDim)
 	s.KVHeads = l.or("attention.head_count_kv", s.Heads, maxDim)
 	s.HeadDim = l.or("attention.key_length", s.Hidden/s.Heads, maxDim)
@@ -185,9 +193,6 @@ func (s *Spec) heads(l *loader) {
 	s.RopeDims = l.or("rope.dimension_count", s.HeadDim, maxDim)
 	if s.KVHeads < 1 || s.Heads%s.KVHeads != 0 || s.HeadDim < 1 || s.RopeDims%2 != 0 || s.RopeDims > s.HeadDim {
 		l.fail("%d heads, %d key-value heads of %d elements, %d of them rotated: the heads must divide and the rotation fit", s.Heads, s.KVHeads, s.HeadDim, s.RopeDims)
-	}
-	if v, ok := l.file.Meta.String(l.arch + ".rope.scaling.type"); ok && v != "none" {
-		l.fail("RoPE scaling %q is not supported for this family", v)
 	}
 	s.cache = backends.KVShape{Layers: s.Layers, Heads: s.KVHeads, KeyDim: s.HeadDim, ValueDim: s.HeadDim}
 	q, kv := s.Heads*s.HeadDim, s.KVHeads*s.HeadDim

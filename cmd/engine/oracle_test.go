@@ -18,7 +18,7 @@ const tolerance = 1e-5
 // The tiny models compute what their reference implementation does: logits,
 // hidden states, and a greedy text by way of the KV cache.
 func TestOracles(t *testing.T) {
-	for _, name := range []string{"glm4_moe", "qwen3_moe"} {
+	for _, name := range []string{"glm4_moe", "gpt_oss", "llama4", "qwen3_moe"} {
 		t.Run(name, func(t *testing.T) {
 			o := openOracle(t, "testdata/"+name+".oracle.safetensors")
 			ids, want, greedyIDs := o.ints("input_ids"), o.floats("logits"), o.ints("greedy_ids")

@@ -1,0 +1,196 @@
+package moe
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"sluice/backends"
+)
+
+// Llama 4 (Meta's model card and published configurations of April 2025),
+// architecture llama4 in GGUF; text alone.
+//
+//	x = embed(id)                                             [dim]
+//	each layer:
+//	  x = x + attention(RMSNorm(x))                           grouped-query, of one of two kinds, below
+//	  h = RMSNorm(x)
+//	  x = x + ffn(h)                                          layers without experts
+//	  x = x + expert_i(w*h) + shared(h)                       every interleave_moe_layer_step-th layer, its last; one expert, w = sigmoid(its score)
+//	logits = head(RMSNorm(x))
+//
+// Three of four layers are local: they see the keys of their chunk, rotate whole
+// heads (neighbouring pairs), and then, in most models, norm each head of q and
+// k without weights. The fourth sees all keys, does not rotate, and multiplies
+// its queries by a temperature that grows with the position.
+type llama4 struct {
+	layer []llama4Layer
+	eps   float32
+}
+
+type llama4Layer struct {
+	attn        gqa       // its norms of q and k come after the rotation; nil rope: the layer sees all
+	temperature []float32 // [positions] of the queries of a layer that sees all, nil: 1
+	ffnNorm     []float32 // [dim], as ffn
+	ffn         *dense    // nil: the layer has experts
+	moe         experts
+}
+
+const (
+	llama4Chunk = 8192 // keys of a chunk, which GGUF files do not tell
+	llama4Every = 4    // of so many layers the last sees all keys
+)
+
+func openLlama4(l *loader, spec *Spec, positions int) layers {
+	spec.headSizes(l)
+	spec.routed(l)
+	if spec.TopK != 1 {
+		l.fail("%d experts used for each token: only 1 is supported, as in all published models", spec.TopK)
+	}
+	spec.SharedExperts = l.or("expert_shared_count", 1, 1)
+	step := l.need("interleave_moe_layer_step", maxLayers)
+	spec.LeadingDense = min(step-1, spec.Layers)
+	if step > 1 {
+		spec.FF = l.need("feed_forward_length", maxDim)
+	}
+	m := &llama4{eps: l.epsilon()}
+	rope := l.llama4Rope(spec, positions)
+	chunk := l.or("attention.sliding_window", llama4Chunk, maxCtx) // 0: every layer sees all keys and rotates
+	var norm []float32                                             // of q and k, without weights
+	if l.bool("attention.qk_norm", spec.Experts != 128) {          // a GGUF file has no such key; of the published models the one with 128 experts has no norm
+		norm = make([]float32, spec.HeadDim)
+		for i := range norm {
+			norm[i] = 1
+		}
+	}
+	temperature := l.llama4Temperature(positions)
+	scaled := spec.vector(spec.Hidden)
+	var before *experts
+	for i := 0; i < spec.Layers && l.err == nil; i++ {
+		w := llama4Layer{attn: spec.attention(l, i, m.eps, rope, false)}
+		if w.attn.qNorm != nil {
+			l.fail("blk.%d has weights for the norms of q and k: this is another variant of the architecture", i)
+		}
+		w.attn.qNorm, w.attn.kNorm, w.attn.how.Chunk = norm, norm, chunk
+		if chunk != 0 && (i+1)%llama4Every == 0 {
+			w.attn.qNorm, w.attn.kNorm, w.attn.rope, w.attn.how.Chunk = nil, nil, nil, 0
+			w.temperature = temperature
+		}
+		ffnNorm := fmt.Sprintf("blk.%d.ffn_norm.weight", i)
+		if (i+1)%step != 0 {
+			w.ffnNorm = l.vector(ffnNorm, spec.Hidden)
+			ffn := spec.feedForward(l, i, spec.FF, "")
+			w.ffn = &ffn
+		} else {
+			w.moe = spec.expertLayer(l, i, ffnNorm, m.eps, RouteChosenSigmoid)
+			w.moe.scaled = &scaled
+			if spec.SharedExperts > 0 {
+				shared := spec.feedForward(l, i, spec.ExpertFF, "_shexp")
+				w.moe.shared = &shared
+			}
+		}
+		m.layer = append(m.layer, w)
+	}
+	for i := range m.layer {
+		if e := &m.layer[i].moe; m.layer[i].ffn == nil {
+			if before != nil {
+				before.next = e
+			}
+			before = e
+		}
+	}
+	return m
+}
+
+// llama4Rope is the rotations of neighbouring pairs. For long contexts the
+// frequencies are divided, pair by pair, by the tensor rope_freqs.weight (GGUF)
+// or by what the scaling named llama3 says of them: pairs that make fewer turns
+// within the original context than low are slowed by the factor, those with
+// more than high stay, and between the two the frequency goes over linearly.
+func (l *loader) llama4Rope(spec *Spec, positions int) *backends.Rope {
+	freq := ropeFrequencies(spec.RopeDims, l.ropeBase())
+	kind, ok := l.file.Meta.String(l.arch + ".rope.scaling.type")
+	switch {
+	case l.has("rope_freqs.weight"):
+		for i, f := range l.vector("rope_freqs.weight", len(freq)) {
+			if !(f > 0x1p-20 && f < 0x1p20) {
+				l.fail("rope_freqs.weight divides the frequency of pair %d by %v", i, f)
+			}
+			freq[i] /= float64(f)
+		}
+	case !ok || kind == "none":
+	case kind == "llama3":
+		factor := l.positive("rope.scaling.factor", 1, 1e6)
+		low, high := l.positive("rope.scaling.low_freq_factor", 1, 1e6), l.positive("rope.scaling.high_freq_factor", 4, 1e6)
+		original := float64(l.need("rope.scaling.original_context_length", maxCtx))
+		if factor < 1 || high <= low {
+			l.fail("RoPE scaling by %v with turns from %v to %v: the factor must be at least 1, the second number of turns above the first", factor, low, high)
+		}
+		for i, f := range freq {
+			turns := original * f / (2 * math.Pi)
+			kept := min(max((turns-low)/(high-low), 0), 1)
+			freq[i] = f*kept + f/factor*(1-kept)
+		}
+	default:
+		l.fail("RoPE scaling %q is not supported for this family: only llama3 is", kind)
+	}
+	rope := ropeTable(positions, freq, 1)
+	rope.Interleaved = true
+	return rope
+}
+
+// llama4Temperature is what multiplies a query at each position, in layers that
+// see all keys: 1 + scale*ln(1 + floor((position+1)/length)); nil for a scale of 0.
+func (l *loader) llama4Temperature(positions int) []float32 {
+	scale, length := l.float("attention.temperature_scale", 0.1), l.or("attention.temperature_length", 8192, maxCtx)
+	if scale == 0 {
+		return nil
+	}
+	if !(scale > 0 && scale < 100) || length < 1 {
+		l.fail("attention temperature scale %v for each %d positions: the scale must be from 0 to 100, the positions at least 1", scale, length)
+		return nil
+	}
+	t := make([]float32, positions)
+	for p := range t {
+		t[p] = float32(1 + scale*math.Log1p(float64((p+1)/length)))
+	}
+	return t
+}
+
+func (m *llama4) run(ctx context.Context, l int, s *state) error {
+	w := &m.layer[l]
+	if err := w.attend(ctx, l, s); err != nil {
+		return err
+	}
+	if w.ffn != nil {
+		s.be.RMSNorm(s.h, s.x, w.ffnNorm, m.eps)
+		w.ffn.compute(s.shared, s)
+		s.be.Add(s.x, s.shared)
+		return nil
+	}
+	return w.moe.compute(ctx, s)
+}
+
+// attend adds the attention of layer l to the residual stream s.x.
+func (w *llama4Layer) attend(ctx context.Context, l int, s *state) error {
+	a := &w.attn
+	q, k := a.project(s)
+	if a.rope != nil {
+		s.be.RoPE(q, a.headDim, a.rope, s.pos)
+		s.be.RoPE(k, a.headDim, a.rope, s.pos)
+	}
+	if a.qNorm != nil {
+		s.be.RMSNorm(q, q, a.qNorm, a.eps)
+		s.be.RMSNorm(k, k, a.kNorm, a.eps)
+	}
+	if w.temperature != nil {
+		s.be.ScaleRows(q, q, w.temperature[s.pos:s.pos+q.Len()])
+	}
+	return a.mix(ctx, l, s)
+}
+
+func (m *llama4) warm(s *state, last int) {
+	for i := range min(llama4Every, len(m.layer)) {
+		m.layer[i].attn.warm(s, last)
+	}
+}
