@@ -143,7 +143,7 @@ type KV interface {
 // Read returns it as an *ActivationError and forgets it.
 //
 // A step sets the length of the vector that it writes whole (Embed, RMSNorm,
-// MatMul, Attend, Gather); out of ExpertGroup has its length already. Where y
+// MatMul, Attend, Gather, Concat); out of ExpertGroup has its length already. Where y
 // may be x it says so. Vectors and caches live until Close.
 //
 // Misuse (dims that do not fit) panics: it is the caller's bug.
@@ -166,6 +166,7 @@ type Backend interface {
 	Scale(x Vec, f float32)                                   // x = x*f
 	SigmoidGate(x, g Vec)                                     // x [n, dim] = x*sigmoid(g [n, m]), each g for dim/m floats of x in a row
 	Gather(y, x Vec, rows []int32)                            // y [len(rows), dim] = rows of x
+	Concat(y, a, b Vec)                                       // y [n, a's dim + b's dim]: each row of a, and behind it that of b; y is neither
 	Read(dst []float32, v Vec) error                          // dst [n*dim] = v; waits for all steps before it
 	Close() error
 }

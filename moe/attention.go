@@ -50,8 +50,8 @@ func (a *gqa) project(s *state) (q, k backends.Vec) {
 // the residual stream.
 func (a *gqa) mix(ctx context.Context, l int, s *state) error {
 	be, y := s.be, s.vec[a.at.a]
-	be.Store(s.kv, l, s.pos, s.vec[a.at.k], s.vec[a.at.v])
-	be.Attend(y, s.vec[a.at.q], s.kv, l, s.pos, &a.how)
+	be.Store(s.kv, l+s.cacheShift, s.pos, s.vec[a.at.k], s.vec[a.at.v])
+	be.Attend(y, s.vec[a.at.q], s.kv, l+s.cacheShift, s.pos, &a.how)
 	s.matMul(s.h, a.o, y)
 	be.Add(s.x, s.h)
 	s.clock.lap(StageAttention)

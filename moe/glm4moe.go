@@ -16,6 +16,8 @@ import (
 //	  x = x + sum over k routed experts w_i*expert_i(h) + shared(h)
 //	logits = head(RMSNorm(x))
 //
+// A nextn layer is a decoder layer with experts inside what nextn.go tells.
+//
 // The router is DeepSeek-V3's with one group: sigmoid scores, a correction bias
 // that only chooses, weights normalised and scaled.
 type glm4 struct {
@@ -49,7 +51,7 @@ func openGLM4(l *loader, spec *Spec, positions int) layers {
 		spec.FF = l.need("feed_forward_length", maxDim)
 	}
 	rope := newRope(positions, spec.RopeDims, l.ropeBase())
-	for i := 0; i < spec.Layers && l.err == nil; i++ {
+	for i := 0; i < spec.opened() && l.err == nil; i++ {
 		w := glm4Layer{
 			attn: spec.attention(l, i, m.eps, rope, false),
 		}
@@ -73,7 +75,7 @@ func openGLM4(l *loader, spec *Spec, positions int) layers {
 		}
 		m.layer = append(m.layer, w)
 	}
-	for i := spec.LeadingDense + 1; i < len(m.layer); i++ {
+	for i := spec.LeadingDense + 1; i < min(spec.Layers, len(m.layer)); i++ {
 		m.layer[i-1].moe.next = &m.layer[i].moe
 	}
 	return m

@@ -229,7 +229,7 @@ func TestDescribe(t *testing.T) {
 				}
 			}
 			got := *s
-			got.Dense, got.Roles, got.NextnRoles, got.file, got.fam = nil, nil, nil, nil, family{}
+			got.Dense, got.Roles, got.NextnDense, got.NextnRoles, got.NextnErr, got.file, got.fam = nil, nil, nil, nil, nil, nil, family{}
 			got.cache, got.vectors, got.gqa = backends.KVShape{}, nil, gqaVectors{} // follow from the rest
 			if !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)

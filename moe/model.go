@@ -14,6 +14,11 @@ type Config struct {
 	Ctx   int // positions of the KV cache
 	Chunk int // most positions of one forward pass
 	KV    backends.KVType
+
+	// Drafts counts the caches for Draft, each of Ctx positions; 0: the drafting
+	// layers are not loaded. With more, weights must know Spec.NextnDense and the
+	// cache Spec.NextnRoles.
+	Drafts int
 }
 
 // A Model is one sequence being decoded: resident weights, a KV cache, and the
@@ -43,6 +48,9 @@ type state struct {
 	kv    backends.KV
 	pos   int // of the batch's first position
 	clock clock
+
+	cacheShift int // of the layer that keeps keys and values, against the layer that runs; 0 but in drafts
+	drafts     drafts
 
 	x, h backends.Vec   // [n, dim] residual stream; input or output of a step
 	vec  []backends.Vec // the family page's own, by vecID
@@ -100,11 +108,20 @@ func New(spec *Spec, resident Weights, be backends.Backend, cache *tiers.Cache, 
 		return nil, fmt.Errorf("moe: a context of %d and chunks of %d positions: both must be at least 1", cfg.Ctx, cfg.Chunk)
 	}
 	m := &Model{Spec: spec, cfg: cfg, next: make([]float32, spec.Vocab)}
+	switch {
+	case cfg.Drafts > 0 && spec.Nextn == 0:
+		return nil, fmt.Errorf("moe: the model has no drafting (nextn) layers to open")
+	case cfg.Drafts > 0 && spec.NextnErr != nil:
+		return nil, spec.NextnErr
+	}
 	l := &loader{file: spec.file, arch: spec.Arch, weights: resident}
-	m.weights = open(l, spec, cfg.Ctx)
+	with := *spec
+	with.drafting = cfg.Drafts > 0
+	m.weights = open(l, &with, cfg.Ctx)
 	if l.err != nil {
 		return nil, l.err
 	}
+	m.s.drafts.nextn = m.weights.nextn
 	if err := m.s.init(spec, be, cache, cfg); err != nil {
 		return nil, err
 	}
@@ -128,6 +145,9 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 	s.out, s.shared = vec(n*spec.TopK, spec.Hidden), vec(n, spec.Hidden)
 	s.guess.h, s.guess.scores = vec(1, spec.Hidden), vec(1, spec.Experts)
 	s.last, s.logits = vec(headRows, spec.Hidden), vec(headRows, spec.Vocab)
+	if cfg.Drafts > 0 {
+		s.drafts.init(vec, n, spec)
+	}
 	if err != nil {
 		return err
 	}
@@ -156,6 +176,9 @@ func (m *Model) Trace(t *tiers.TraceWriter) { m.s.trace = t }
 func (s *Spec) KV(cfg Config) backends.KVShape {
 	kv := s.cache
 	kv.Positions, kv.Type = cfg.Ctx, cfg.KV
+	if cfg.Drafts > 0 {
+		kv.Layers = s.Layers + cfg.Drafts
+	}
 	return kv
 }
 
@@ -167,6 +190,10 @@ func (s *Spec) ScratchBytes(cfg Config) int64 {
 	for _, width := range s.vectors {
 		perPosition += width
 		widestVector = max(widestVector, width)
+	}
+	if cfg.Drafts > 0 {
+		perPosition += 5 * s.Hidden
+		widestVector = max(widestVector, 2*s.Hidden)
 	}
 	widest := max(s.FF, s.TopK*s.ExpertFF, s.SharedExperts*s.ExpertFF)
 	quantized := 2 * max(widestVector, widest)          // codes, scales and sums for both block sizes, in bytes
@@ -243,13 +270,18 @@ func (m *Model) checkIDs(ids []int32) error {
 
 // Logits computes the logits of rows of the last Forward into dst [len(rows), Vocab].
 func (m *Model) Logits(dst []float32, rows []int32) error {
+	return m.headOf(dst, m.s.x, rows, m.norm, m.head)
+}
+
+// headOf computes the logits of rows of x.
+func (m *Model) headOf(dst []float32, x backends.Vec, rows []int32, norm []float32, head backends.Linear) error {
 	s := &m.s
 	for len(rows) > 0 {
 		n := min(len(rows), headRows)
 		s.clock.reset()
-		s.be.Gather(s.last, s.x, rows[:n])
-		s.be.RMSNorm(s.last, s.last, m.norm, m.eps)
-		s.matMul(s.logits, m.head, s.last)
+		s.be.Gather(s.last, x, rows[:n])
+		s.be.RMSNorm(s.last, s.last, norm, m.eps)
+		s.matMul(s.logits, head, s.last)
 		if err := s.be.Read(dst[:n*m.Vocab], s.logits); err != nil {
 			return fmt.Errorf("moe: logits: %w", err)
 		}

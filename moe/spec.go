@@ -30,13 +30,17 @@ type Spec struct {
 	Ctx           int // positions it was trained for
 	Dense         []tiers.Tensor
 	Roles         []tiers.ExpertLayer // one for each layer with a router, ascending
+	NextnDense    []tiers.Tensor      // what drafting layers add to Dense
 	NextnRoles    []tiers.ExpertLayer // the same for drafting layers
+	NextnErr      error               // why drafting layers cannot be run; nil: they can, if there are any
 
 	file    *tiers.Model
 	fam     family
 	cache   backends.KVShape // of the key-value cache, but for its positions and type
 	vectors []int            // widths of the vectors that the page asked for
 	gqa     gqaVectors
+
+	drafting bool // the drafting layers are opened too
 }
 
 // A vecID is a vector of a family page's own, one for all its layers: state.vec
@@ -49,8 +53,18 @@ func (s *Spec) vector(width int) vecID {
 	return vecID(len(s.vectors) - 1)
 }
 
+// opened is how many layers a page opens: those that decode, and behind them
+// the drafting ones if they are wanted.
+func (s *Spec) opened() int {
+	if s.drafting {
+		return s.Layers + s.Nextn
+	}
+	return s.Layers
+}
+
 // A family is one page: it reads a model's layers from the loader, and fills
-// in the numbers of the Spec.
+// in the numbers of the Spec. A page that opens Spec.opened layers has drafting
+// layers too, where the file has them.
 type family struct {
 	arch string
 	open func(l *loader, spec *Spec, positions int) layers
@@ -110,6 +124,7 @@ func Describe(file *tiers.Model) (*Spec, error) {
 			s.NextnRoles = append(s.NextnRoles, role)
 		}
 	}
+	s.describeNextn()
 	return s, nil
 }
 
@@ -120,6 +135,7 @@ type weights struct {
 	norm   []float32
 	head   backends.Linear
 	eps    float32
+	nextn  []nextn // nil: not opened
 }
 
 // Limits of what a header may claim; far above every published model, and far
@@ -156,6 +172,9 @@ func open(l *loader, s *Spec, positions int) weights {
 	}
 	if l.err == nil {
 		w.layers = s.fam.open(l, s, positions)
+	}
+	for i := s.Layers; i < s.opened() && l.err == nil; i++ {
+		w.nextn = append(w.nextn, s.nextn(l, i, &w))
 	}
 	return w
 }

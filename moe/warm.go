@@ -2,10 +2,12 @@ package moe
 
 import (
 	"fmt"
+	"slices"
 
 	"sluice/backends"
 	"sluice/internal/offheap"
 	"sluice/internal/quant"
+	"sluice/tiers"
 )
 
 // warm runs each kind of step once over zeros, at the largest sizes that it will
@@ -14,7 +16,7 @@ import (
 // dim that no scratch depends on, so it takes milliseconds. It reads no expert.
 func (s *state) warm(layers layers, spec *Spec, resident Weights, cfg Config) error {
 	n := min(cfg.Chunk, cfg.Ctx)
-	zeros, err := offheap.Alloc(warmBytes(spec))
+	zeros, err := offheap.Alloc(warmBytes(spec, cfg))
 	if err != nil {
 		return fmt.Errorf("moe: no memory to try the steps: %w", err)
 	}
@@ -34,13 +36,18 @@ func (s *state) warm(layers layers, spec *Spec, resident Weights, cfg Config) er
 	for _, v := range s.vec {
 		v.SetLen(n)
 	}
-	for _, t := range spec.Dense {
+	inputs := append([]backends.Vec{s.h}, s.vec...)
+	if cfg.Drafts > 0 {
+		s.drafts.both.SetLen(n)
+		inputs = append(inputs, s.drafts.both)
+	}
+	for _, t := range slices.Concat(spec.Dense, spec.nextnDense(cfg)) {
 		in := input{t.Type, int(t.Dims[0])}
 		if len(t.Dims) != 2 || t.Dims[1] < warmRows || done[in] {
 			continue
 		}
 		done[in] = true
-		for _, x := range append([]backends.Vec{s.h}, s.vec...) {
+		for _, x := range inputs {
 			if x.Dim() == in.cols {
 				w := backends.Matrix{Type: in.t, Rows: warmRows, Cols: in.cols, Data: resident(t)[:warmRows*in.t.RowBytes(in.cols)]}
 				s.matMul(y, backends.Linear{Matrix: w}, x)
@@ -81,7 +88,7 @@ func (s *state) warm(layers layers, spec *Spec, resident Weights, cfg Config) er
 			s.be.ExpertGroup(out, k, s.job[:1], c.x)
 		}
 	}
-	for _, f := range feedForwards(spec) {
+	for _, f := range feedForwards(spec, cfg) {
 		if f.routed {
 			try(f.types, spec.TopK, min(s.groupOf(n)*n, n*spec.TopK), f.ff)
 		} else {
@@ -100,9 +107,9 @@ const (
 )
 
 // warmBytes is the size of the largest of warm's own matrices.
-func warmBytes(spec *Spec) int64 {
+func warmBytes(spec *Spec, cfg Config) int64 {
 	most := 0
-	for _, f := range feedForwards(spec) {
+	for _, f := range feedForwards(spec, cfg) {
 		for _, t := range f.types {
 			most = max(most, warmDim*t.RowBytes(spec.Hidden), f.ff*t.RowBytes(warmDim), t.RowBytes(f.ff))
 		}
@@ -117,8 +124,16 @@ type feedForward struct {
 	routed bool
 }
 
+// nextnDense is what drafting layers have resident, if they are to be run.
+func (s *Spec) nextnDense(cfg Config) []tiers.Tensor {
+	if cfg.Drafts == 0 {
+		return nil
+	}
+	return s.NextnDense
+}
+
 // feedForwards lists the kinds of a model, each once.
-func feedForwards(spec *Spec) []feedForward {
+func feedForwards(spec *Spec, cfg Config) []feedForward {
 	var kinds []feedForward
 	seen := make(map[feedForward]bool)
 	add := func(f feedForward) {
@@ -131,10 +146,14 @@ func feedForwards(spec *Spec) []feedForward {
 		t, _ := spec.file.Tensor(name)
 		return t.Type
 	}
-	for _, r := range spec.Roles {
+	roles, layers := spec.Roles, spec.Layers
+	if cfg.Drafts > 0 {
+		roles, layers = slices.Concat(roles, spec.NextnRoles), layers+spec.Nextn
+	}
+	for _, r := range roles {
 		add(feedForward{[3]quant.Type{typeOf(r.Parts[0]), typeOf(r.Parts[1]), typeOf(r.Parts[2])}, spec.ExpertFF, true})
 	}
-	for l := range spec.Layers {
+	for l := range layers {
 		for _, dense := range [...]struct {
 			suffix string
 			ff     int

@@ -19,7 +19,7 @@ func Run(t *testing.T, open func() backends.Backend) {
 		name string
 		test func(*bench)
 	}{
-		{"MatMul", testMatMul}, {"MatMulSeveral", testMatMulSeveral}, {"Embed", testEmbed}, {"Gather", testGather},
+		{"MatMul", testMatMul}, {"MatMulSeveral", testMatMulSeveral}, {"Embed", testEmbed}, {"Gather", testGather}, {"Concat", testConcat},
 		{"RMSNorm", testRMSNorm}, {"RoPE", testRoPE}, {"Attend", testAttend}, {"ExpertGroup", testExpertGroup},
 		{"Combine", testCombine}, {"Add", testAdd}, {"ScaleRows", testScaleRows}, {"Scale", testScale}, {"SigmoidGate", testSigmoidGate}, {"ActivationError", testActivationError},
 	} {
@@ -212,6 +212,17 @@ func testGather(b *bench) {
 	y := b.vec(3, 33)
 	b.be.Gather(y, b.upload(x, 33), []int32{5, 1})
 	b.wants("rows 5, 1", y, append(append([]float32{}, x[5*33:]...), x[33:2*33]...))
+}
+
+func testConcat(b *bench) {
+	left, right := Vectors(b.rng, 3, 33, 0), Vectors(b.rng, 3, 5, 2)
+	y := b.vec(4, 38)
+	b.be.Concat(y, b.upload(left, 33), b.upload(right, 5))
+	var want []float32
+	for i := range 3 {
+		want = append(append(want, left[i*33:(i+1)*33]...), right[i*5:(i+1)*5]...)
+	}
+	b.wants("[3, 33] and [3, 5]", y, cleaned(want))
 }
 
 func testRMSNorm(b *bench) {

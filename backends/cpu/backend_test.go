@@ -93,7 +93,8 @@ func steps(t testing.TB, b *Backend, n int) map[string]func() {
 	for i := range jobs {
 		jobs[i] = backends.Job{Expert: backends.Expert{Gate: matrix(quant.Q4_K, ff, dim), Up: matrix(quant.Q8_0, ff, dim), Down: matrix(quant.Q6_K, dim, ff)}, Rows: rows[i*n : (i+1)*n]}
 	}
-	dst := make([]float32, n*dim)
+	dst, both := make([]float32, n*dim), vec(n, 2*dim)
+	h.SetLen(n)
 	return map[string]func(){
 		"Embed":       func() { b.Embed(x, table, ids) },
 		"RMSNorm":     func() { b.RMSNorm(h, x, weight, 1e-6) },
@@ -108,6 +109,7 @@ func steps(t testing.TB, b *Backend, n int) map[string]func() {
 		"Scale":       func() { b.Scale(h, 0.5) },
 		"SigmoidGate": func() { b.SigmoidGate(h, x) },
 		"Gather":      func() { b.Gather(h, x, ids) },
+		"Concat":      func() { b.Concat(both, x, h) },
 		"Read": func() {
 			if err := b.Read(dst, x); err != nil {
 				t.Fatal(err)
@@ -221,6 +223,7 @@ func TestMisusePanics(t *testing.T) {
 		"Add":         func() { b.Add(x, y) },
 		"SigmoidGate": func() { b.SigmoidGate(x, y) },
 		"Gather":      func() { b.Gather(x, y, []int32{5}) },
+		"Concat":      func() { b.Concat(x, x, y) },
 		"Read":        func() { b.Read(nil, x) },
 		"in a worker": func() { b.pool.do(broken{}, 100, 1) },
 	} {

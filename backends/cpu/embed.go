@@ -62,3 +62,18 @@ func (b *Backend) Gather(y, x backends.Vec, rows []int32) {
 		copy(to.data[i*d:(i+1)*d], from.data[int(r)*d:])
 	}
 }
+
+// Concat makes y [n, a's dim + b's dim] of rows of a and b side by side, and
+// sets the length of y, which is neither.
+func (b *Backend) Concat(y, left, right backends.Vec) {
+	to, l, r := y.(*vec), left.(*vec), right.(*vec)
+	if to.dim != l.dim+r.dim || l.n != r.n || to == l || to == r {
+		panic(fmt.Sprintf("backends/cpu: Concat: [%d, %d] and [%d, %d] into a vector of %d", l.n, l.dim, r.n, r.dim, to.dim))
+	}
+	to.SetLen(l.n)
+	for i := range l.n {
+		row := to.data[i*to.dim : (i+1)*to.dim]
+		copy(row, l.data[i*l.dim:(i+1)*l.dim])
+		copy(row[l.dim:], r.data[i*r.dim:(i+1)*r.dim])
+	}
+}

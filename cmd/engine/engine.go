@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"sluice/backends"
@@ -36,6 +37,7 @@ type Options struct {
 	Chunk   int       // most positions of one forward pass; 0: 512
 	Ctx     int       // positions of the context; 0: what the model was trained for, at most 4096
 	KV      backends.KVType
+	Drafts  int // caches for drafting layers; 0: the layers are not loaded
 
 	RAM         int64  // bytes of the resident set at most; 0: what is available
 	VRAM        Budget // of Device
@@ -81,6 +83,8 @@ type Plan struct {
 
 	path      string
 	stamps    []storage.FileStamp // when the model was opened
+	resident  []tiers.Tensor      // those of the model that stay in memory
+	roles     []tiers.ExpertLayer // those whose experts are streamed
 	dense     int64               // bytes of the arena of resident tensors
 	copies    int64               // bytes of RAM for what is in VRAM
 	floor     int64               // bytes that are to stay available
@@ -105,7 +109,7 @@ func (p *Plan) prepare(o Options) (err error) {
 	for _, n := range []struct {
 		name string
 		v    int
-	}{{"cap", o.Cap}, {"threads", o.Threads}, {"chunk", o.Chunk}, {"ctx", o.Ctx}} {
+	}{{"cap", o.Cap}, {"threads", o.Threads}, {"chunk", o.Chunk}, {"ctx", o.Ctx}, {"drafts", o.Drafts}} {
 		if n.v < 0 {
 			return fmt.Errorf("engine: %s %d: use 1 or more, or 0 for the default", n.name, n.v)
 		}
@@ -129,6 +133,16 @@ func (p *Plan) prepare(o Options) (err error) {
 		return fmt.Errorf("--kv q8 needs heads of a multiple of 32 elements, this model's keys have %d and its values %d: use f16 or f32", kv.KeyDim, kv.ValueDim)
 	}
 	p.Config.KV = o.KV
+	if p.resident, p.roles = p.Spec.Dense, p.Spec.Roles; o.Drafts > 0 {
+		if p.Spec.Nextn == 0 {
+			return errors.New("the model has no drafting (nextn) layer")
+		}
+		if p.Spec.NextnErr != nil {
+			return fmt.Errorf("the model's drafting (nextn) layer cannot be run: %w", p.Spec.NextnErr)
+		}
+		p.Config.Drafts = o.Drafts
+		p.resident, p.roles = slices.Concat(p.resident, p.Spec.NextnDense), slices.Concat(p.roles, p.Spec.NextnRoles)
+	}
 	p.set("kv", o.KV.String(), o.KV != backends.KVF16)
 	p.Config.Chunk = min(cmp.Or(o.Chunk, defaultChunk), p.Config.Ctx)
 	chunk := Setting{Name: "chunk", Value: p.Config.Chunk, Origin: origin(o.Chunk != 0)}
@@ -151,7 +165,7 @@ func (p *Plan) prepare(o Options) (err error) {
 	}
 	p.Settings.Set(kernels)
 
-	if p.Reader, err = p.File.Source(p.Spec.Roles, storage.SourceOptions{Mode: o.Storage, Depth: o.Depth}); err != nil {
+	if p.Reader, err = p.File.Source(p.roles, storage.SourceOptions{Mode: o.Storage, Depth: o.Depth}); err != nil {
 		return err
 	}
 	p.Source = p.Reader
@@ -279,7 +293,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	if e.arena, err = offheap.Alloc(e.dense); err != nil {
 		return err
 	}
-	data, report, err := e.Reader.Load(ctx, e.arena, e.Spec.Dense)
+	data, report, err := e.Reader.Load(ctx, e.arena, e.resident)
 	if err != nil {
 		return err
 	}
@@ -288,7 +302,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 		e.Settings.Set(Setting{Name: "io-depth", Value: report.Depth, Origin: FromAuto})
 	}
 	resident := make(map[string][]byte, len(data))
-	for i, t := range e.Spec.Dense {
+	for i, t := range e.resident {
 		resident[t.Name] = data[i]
 	}
 	if e.backend, err = cpu.New(cpu.Options{Threads: e.Threads, Level: e.Kernels}); err != nil {
@@ -300,7 +314,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 		}
 	}
 	e.Cache, err = tiers.New(e.Source, tiers.Options{
-		Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.Spec.Roles, Policy: e.Policy, History: e.frequency(), Ledger: e.Ledger,
+		Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.roles, Policy: e.Policy, History: e.frequency(), Ledger: e.Ledger,
 		Pinned: e.Pinned, VRAM: e.VRAM, Device: e.device, KeepHost: e.keepHost, Prefetch: e.Prefetch, Watch: e.watch,
 	})
 	if err != nil {

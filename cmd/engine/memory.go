@@ -47,7 +47,7 @@ func (b Budget) take(keys []tiers.Key, size func(tiers.Key) int64) (taken, rest 
 // memory plans the resident set: what the ledger has for each purpose, the sets
 // that are chosen at the start, and the cap.
 func (p *Plan) memory(o Options) error {
-	p.dense = p.Reader.ResidentBytes(p.Spec.Dense)
+	p.dense = p.Reader.ResidentBytes(p.resident)
 	room, err := o.Memory.Available()
 	if err != nil {
 		return err
@@ -227,7 +227,7 @@ func (p *Plan) fit(o Options, plan tiers.Plan) (err error) {
 			}
 		}
 		plan.Layers = plan.Layers[:0]
-		for _, r := range p.Spec.Roles {
+		for _, r := range p.roles {
 			plan.Layers = append(plan.Layers, tiers.LayerSize{
 				Experts:     r.Experts,
 				SlotBytes:   p.Source.SlotBytes(r.Layer),

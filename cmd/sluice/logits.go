@@ -13,6 +13,7 @@ import (
 func logitsCommand(ctx context.Context, s streams, args []string) error {
 	m := newModelFlags(s, "logits", "write logits [T, vocab] and hidden_last [T, dim] (before the final norm) of T given tokens")
 	idsFile := m.set.String("ids", "", "a file with a JSON array of token ids")
+	mtp := m.set.Int("mtp", 0, "also write mtp1_logits [T-1, vocab] to mtpN_logits [T-N, vocab] of the drafting layer, each step from the hidden states of the one before, 1 to 8")
 	out := m.set.StringP("output", "o", "", "the safetensors file to write")
 	if err := m.parse(args); err != nil {
 		return err
@@ -24,6 +25,10 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	if *mtp < 0 || *mtp > maxMTP {
+		return usagef("--mtp %d: use 1 to %d steps, or 0 for none", *mtp, maxMTP)
+	}
+	o.Drafts = *mtp
 	if !*m.printConfig && (*idsFile == "" || *out == "") {
 		return usagef("logits needs --ids FILE and -o OUT.safetensors")
 	}
@@ -32,6 +37,9 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 		if ids, err = readIDs(ctx, s, *idsFile); err != nil {
 			return err
 		}
+	}
+	if *mtp > 0 && *idsFile != "" && len(ids) <= *mtp {
+		return fmt.Errorf("%s: --mtp %d needs at least %d token ids, it has %d", *idsFile, *mtp, *mtp+1, len(ids))
 	}
 	p, err := engine.Prepare(o)
 	if err != nil {
@@ -70,7 +78,11 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 			"resident_announced_bytes": e.Announced,
 		})
 	}
-	s.notice("wrote %s: logits [%d, %d], hidden_last [%d, %d]", *out, len(ids), e.Spec.Vocab, len(ids), e.Spec.Hidden)
+	words := ""
+	for i := range *mtp {
+		words += fmt.Sprintf(", %s [%d, %d]", mtpName(i), len(ids)-1-i, e.Spec.Vocab)
+	}
+	s.notice("wrote %s: logits [%d, %d], hidden_last [%d, %d]%s", *out, len(ids), e.Spec.Vocab, len(ids), e.Spec.Hidden, words)
 	return nil
 }
 
@@ -110,18 +122,29 @@ func createLogits(p *engine.Plan, ids []int32, idsFile, out string) (*safetensor
 			return nil, fmt.Errorf("%s: element %d is token id %d, but the model's vocabulary has ids 0 to %d", idsFile, i, id, p.Spec.Vocab-1)
 		}
 	}
-	return safetensors.Create(out, []safetensors.Spec{
+	specs := []safetensors.Spec{
 		{Name: "logits", DType: "F32", Shape: []int64{int64(len(ids)), int64(p.Spec.Vocab)}},
 		{Name: "hidden_last", DType: "F32", Shape: []int64{int64(len(ids)), int64(p.Spec.Hidden)}},
-	})
+	}
+	for i := range p.Config.Drafts {
+		specs = append(specs, safetensors.Spec{Name: mtpName(i), DType: "F32", Shape: []int64{int64(len(ids) - 1 - i), int64(p.Spec.Vocab)}})
+	}
+	return safetensors.Create(out, specs)
 }
 
+// maxMTP is the most steps of --mtp.
+const maxMTP = 8
+
+func mtpName(step int) string { return fmt.Sprintf("mtp%d_logits", step+1) }
+
 // writeLogits runs the ids and writes the file as they come: first all logits,
-// then the hidden states, which are kept until then.
+// then the hidden states, then what the drafting layer says; these are kept until
+// then.
 func writeLogits(ctx context.Context, e *engine.Engine, ids []int32, w *safetensors.Writer) error {
 	vocab, dim := e.Spec.Vocab, e.Spec.Hidden
 	hidden := make([]float32, len(ids)*dim)
 	row := make([]float32, vocab)
+	drafts := make([][]float32, e.Config.Drafts) // logits by step
 	for at := 0; at < len(ids); {
 		n := min(len(ids)-at, e.Model.Chunk())
 		if err := e.Model.Forward(ctx, ids[at:at+n]); err != nil {
@@ -138,10 +161,49 @@ func writeLogits(ctx context.Context, e *engine.Engine, ids []int32, w *safetens
 				return err
 			}
 		}
+		if err := draftLogits(ctx, e, ids, at, n, drafts); err != nil {
+			return err
+		}
 		at += n
 	}
 	if err := w.Floats(hidden); err != nil {
 		return err
 	}
+	for _, rows := range drafts {
+		if err := w.Floats(rows); err != nil {
+			return err
+		}
+	}
 	return w.Finish()
+}
+
+// draftLogits appends to to[step] the drafting layer's logits after positions
+// at to at+n-1 of ids, those of the last Forward: of each that has token step+1
+// behind it, which it is told, so that it foretells the next. Every step has keys
+// and values of its own.
+func draftLogits(ctx context.Context, e *engine.Engine, ids []int32, at, n int, to [][]float32) error {
+	vocab := e.Spec.Vocab
+	rows := make([]int32, n)
+	for i := range rows {
+		rows[i] = int32(i)
+	}
+	for step := range to {
+		rows = rows[:max(0, min(len(rows), len(ids)-1-step-at))]
+		if len(rows) == 0 {
+			return nil
+		}
+		err := e.Model.Draft(ctx, moe.DraftStep{
+			Layer: min(step, e.Spec.Nextn-1), Cache: step, Pos: at, Recycle: step > 0,
+			Rows: rows, IDs: ids[at+1+step:][:len(rows)],
+		})
+		if err != nil {
+			return err
+		}
+		from := len(to[step])
+		to[step] = append(to[step], make([]float32, len(rows)*vocab)...)
+		if err := e.Model.DraftLogits(to[step][from:], rows); err != nil {
+			return err
+		}
+	}
+	return nil
 }

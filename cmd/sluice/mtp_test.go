@@ -1,0 +1,140 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"sluice/internal/safetensors"
+)
+
+const tinyMTP = "../engine/testdata/glm4_moe_mtp.gguf"
+
+// TestMTPOracle: the drafting layer says what its reference says of the hidden
+// states, and of its own in their place.
+func TestMTPOracle(t *testing.T) {
+	const tolerance = 1e-5 // of the largest logit; 1e-4 is asked for
+	oracle := openTensors(t, "../engine/testdata/glm4_moe_mtp.oracle.safetensors")
+	model := tinyMTP
+	ids, err := oracle.Ints("input_ids")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(ids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []byte
+	for _, flags := range [][]string{nil, {"--chunk", "7"}, {"--chunk", "1", "--cap", "1"}, {"--threads", "3", "--storage", "pread"}} {
+		out := filepath.Join(t.TempDir(), "out")
+		mustRun(t, append([]string{"logits", model, "--ids", file(t, "ids", string(text)), "-o", out, "--mtp", "2", "--kv", "f32"}, flags...)...)
+		got, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want == nil {
+			want = got
+		} else if string(got) != string(want) {
+			t.Errorf("%q: other bytes", flags)
+		}
+		f := openTensors(t, out)
+		for _, name := range []string{"logits", "hidden_last", "mtp1_logits", "mtp2_logits"} {
+			a, b := floats(t, f, name), floats(t, oracle, name)
+			if len(a) != len(b) {
+				t.Fatalf("%s: %d floats, want %d", name, len(a), len(b))
+			}
+			most, worst := 0.0, 0.0
+			for i := range a {
+				most, worst = max(most, math.Abs(float64(b[i]))), max(worst, math.Abs(float64(a[i])-float64(b[i])))
+			}
+			t.Logf("%s: within %.2g of the largest", name, worst/most)
+			if worst > tolerance*most {
+				t.Errorf("%s: differs by up to %.3g of the largest, %.4g", name, worst/most, most)
+			}
+		}
+	}
+}
+
+// TestMTPDemo: the demo's drafting layer foretells what that of its unquantized
+// weights does.
+func TestMTPDemo(t *testing.T) {
+	oracle := openTensors(t, shared(t, "oracles/demo/demo-oracle.safetensors"))
+	model := shared(t, "models/demo-q8_0.gguf")
+	for _, prompt := range []string{"kjv", "chat", "unicode"} {
+		ids, err := oracle.Ints(prompt + ".input_ids")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := json.Marshal(ids)
+		out := filepath.Join(t.TempDir(), "out")
+		mustRun(t, "logits", model, "--ids", file(t, "ids", string(text)), "-o", out, "--mtp", "1", "--kv", "f32")
+		got := floats(t, openTensors(t, out), "mtp1_logits")
+		want := floats(t, oracle, prompt+".mtp1_logits")
+		const vocab = 4096
+		agree, sum := 0, 0.0
+		for i := 0; i < len(got); i += vocab {
+			a, b := got[i:i+vocab], want[i:i+vocab]
+			var ab, aa, bb float64
+			for j := range a {
+				x, y := float64(a[j]), float64(b[j])
+				ab, aa, bb = ab+x*y, aa+x*x, bb+y*y
+			}
+			sum += ab / math.Sqrt(aa*bb)
+			if best(a) == best(b) {
+				agree++
+			}
+		}
+		n := len(got) / vocab
+		t.Logf("%s: cosine %.6f in the mean, the likeliest token agrees at %d of %d positions", prompt, sum/float64(n), agree, n)
+		if len(got) != len(want) || sum/float64(n) < 0.995 || float64(agree) < 0.9*float64(n) {
+			t.Errorf("%s: %d floats of %d, cosine %.4f, %d of %d agree", prompt, len(got), len(want), sum/float64(n), agree, n)
+		}
+	}
+}
+
+// TestMTPFlag: what cannot be done is told.
+func TestMTPFlag(t *testing.T) {
+	ids, out := file(t, "ids", "[5,6]"), filepath.Join(t.TempDir(), "out")
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{tinyGLM4, "--mtp", "9"}, exitUsage, "--mtp 9: use 1 to 8 steps"},
+		{[]string{tinyGLM4, "--mtp", "2"}, exitError, "--mtp 2 needs at least 3 token ids, it has 2"},
+		{[]string{tinyQwen3, "--mtp", "1"}, exitError, "the model has no drafting (nextn) layer"},
+	} {
+		sluice("", append([]string{"logits", "--ids", ids, "-o", out}, c.args...)...).wants(t, c.code, c.want)
+	}
+}
+
+func openTensors(t *testing.T, path string) *safetensors.File {
+	t.Helper()
+	f, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func floats(t *testing.T, f *safetensors.File, name string) []float32 {
+	t.Helper()
+	v, err := f.Floats(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func best(x []float32) int {
+	at := 0
+	for i, v := range x {
+		if v > x[at] {
+			at = i
+		}
+	}
+	return at
+}
