@@ -6,23 +6,27 @@ import (
 )
 
 // A part is a tensor that holds one matrix of every expert of a layer, in equal
-// shares: expert e has share bytes of its file from off+e*stride on. That is
-// arithmetic, so there is no table of experts.
+// shares.
 type part struct {
-	file       int
-	off, share int64
-	stride     int64 // share, or in a slab the distance of whole experts
+	from  [2]source // where an expert's bytes lie
+	share int64     // bytes of one in memory
+	form  *form     // what makes them; nil: nothing, they are those of from[0]
 }
 
-// at is where the share of expert e begins.
-func (p *part) at(e int32) int64 { return p.off + int64(e)*p.stride }
+// A piece is bytes of one expert that lie together in a file.
+type piece struct {
+	place
+	n    int64
+	part int
+	of   int // codes or scales, as in from
+}
 
 // A layer is the plan of one MoE layer.
 type layer struct {
 	experts int32
 	parts   []part // in the order of the roles
-	order   []int  // the same by file and offset, so that neighbours meet
-	payload int64  // bytes of one expert
+	woven   bool   // some have a form, so that all are put elsewhere in the slot
+	payload int64  // bytes of one expert in memory
 	slot    int64  // bytes of memory that any of its experts needs
 	stack   *stack // in a slab: the checksums; else nil
 }
@@ -55,39 +59,95 @@ type read struct {
 // fetchState is what a source knows of a fetch. A fetch in flight holds its own
 // reads and list links, so that handing it around allocates nothing.
 type fetchState struct {
-	reads [MaxParts]read
-	n     int             // reads in use
-	view  [MaxParts]int64 // where each part begins in the slot
-	left  int             // reads that are not finished
-	busy  bool            // between Submit and Reap
-	again bool            // read once more, after a bad checksum
-	next  *Fetch          // in a fetchList
+	reads [2 * MaxParts]read
+	n     int                // reads in use
+	view  [MaxParts][2]int64 // where the bytes of each part begin in the slot
+	left  int                // reads that are not finished
+	busy  bool               // between Submit and Reap
+	again bool               // read once more, after a bad checksum
+	next  *Fetch             // in a fetchList
 }
 
 // layout plans the reads of expert e: each part rounded out to the alignment,
 // one behind the other in the slot; parts whose rounded ends touch are one read.
 // It returns the size of the whole. With alignment 1 nothing is rounded.
 func (l *layer) layout(st *fetchState, e int32, align int64) (size int64) {
+	var pieces [2 * MaxParts]piece
+	n := 0
+	for p := range l.parts {
+		for i := range l.parts[p].from {
+			src := &l.parts[p].from[i]
+			if src.n == 0 {
+				continue
+			}
+			x := piece{src.of(int64(e)), src.n, p, i}
+			k := n // by file and offset, so that neighbours meet
+			for ; k > 0 && x.before(&pieces[k-1]); k-- {
+				pieces[k] = pieces[k-1]
+			}
+			pieces[k] = x
+			n++
+		}
+	}
 	st.n = 0
-	for _, p := range l.order {
-		x := l.parts[p]
-		off := x.at(e)
-		start, end := off&^(align-1), (off+x.share+align-1)&^(align-1)
+	for i := range pieces[:n] {
+		x := &pieces[i]
+		start, end := x.off&^(align-1), (x.off+x.n+align-1)&^(align-1)
 		var r *read
 		if st.n > 0 {
 			r = &st.reads[st.n-1]
 		}
-		if r == nil || r.file != x.file || start < r.off || start > r.off+r.size { // start < r.off: tensors that overlap
+		if r == nil || r.file != x.file || start > r.off+r.size {
 			r = &st.reads[st.n]
 			st.n++
 			*r = read{file: x.file, off: start, at: size}
 		}
 		r.size = max(r.size, end-r.off)
-		r.need = max(r.need, off+x.share-r.off)
-		st.view[p] = r.at + off - r.off
+		r.need = max(r.need, x.off+x.n-r.off)
+		st.view[x.part][x.of] = r.at + x.off - r.off
 		size = r.at + r.size
 	}
 	return size
+}
+
+func (x *piece) before(y *piece) bool {
+	return x.file < y.file || x.file == y.file && x.off < y.off
+}
+
+// wovenAlign is where parts begin that were made in the slot: a cache line.
+const wovenAlign = 64
+
+// wovenBytes is the room that the parts of an expert take when they are made.
+func (l *layer) wovenBytes() (n int64) {
+	if l.woven {
+		for i := range l.parts {
+			n = roundUp(n, wovenAlign) + l.parts[i].share
+		}
+	}
+	return n
+}
+
+// weave makes the parts of a fetch of the bytes in its slot, and puts them there.
+func (s *Reader) weave(f *Fetch) {
+	l, st := s.layer(f.Key.Layer), &f.src
+	if !l.woven {
+		return
+	}
+	at := int64(0)
+	for p := range l.parts {
+		x := &l.parts[p]
+		at = roundUp(at, wovenAlign)
+		made := s.scratch[at : at+x.share]
+		codes := f.Slot[st.view[p][0]:][:x.from[0].n]
+		if x.form == nil {
+			copy(made, codes)
+		} else {
+			x.form.share(made, codes, f.Slot[st.view[p][1]:][:x.from[1].n])
+		}
+		f.Parts[p] = f.Slot[at : at+x.share : at+x.share]
+		at += x.share
+	}
+	copy(f.Slot, s.scratch[:at])
 }
 
 // begin plans f's reads and lays them over its memory. A wrong key, a slot that
@@ -109,9 +169,13 @@ func (s *Reader) begin(f *Fetch) {
 	l.layout(st, f.Key.Expert, s.align)
 	f.Err, f.Parts = nil, [MaxParts][]byte{}
 	for p, x := range l.parts {
-		mem, at := f.Slot, st.view[p]
+		if l.woven {
+			break // when the bytes are there
+		}
+		mem, at := f.Slot, st.view[p][0]
 		if s.mode == MMap {
-			mem, at = s.drives[0].files[x.file].mem, x.at(f.Key.Expert)
+			here := x.from[0].of(int64(f.Key.Expert))
+			mem, at = s.drives[0].files[here.file].mem, here.off
 		}
 		f.Parts[p] = mem[at : at+x.share : at+x.share]
 	}
@@ -131,6 +195,13 @@ func (s *Reader) begin(f *Fetch) {
 // deliver gives a finished fetch back to the caller and counts it.
 func (s *Reader) deliver(f *Fetch) *Fetch {
 	st := &f.src
+	failed := false
+	for i := range st.reads[:st.n] {
+		failed = failed || st.reads[i].err != nil
+	}
+	if !failed && f.Err == nil {
+		s.weave(f)
+	}
 	for i := range st.reads[:st.n] {
 		r := &st.reads[i]
 		s.stats.ReadBytes += r.asked

@@ -34,6 +34,11 @@ type Trial struct {
 // ResidentBytes is the memory that Load needs for the tensors.
 func (s *Reader) ResidentBytes(tensors []Tensor) int64 {
 	_, _, size := s.runs(tensors)
+	for _, t := range tensors {
+		if t.form != nil {
+			size = roundUp(size, wovenAlign) + t.Bytes
+		}
+	}
 	return size
 }
 
@@ -54,19 +59,22 @@ func (s *Reader) Load(ctx context.Context, arena []byte, tensors []Tensor) (data
 		}
 	}
 	runs, views, size := s.runs(tensors)
+	whole := s.ResidentBytes(tensors)
 	switch {
 	case s.busy > 0 || s.closed:
 		panic("storage: Load while fetches are in flight, or of a closed reader")
-	case int64(len(arena)) < size:
-		panic(fmt.Sprintf("storage: Load into %d bytes, which needs %d", len(arena), size))
+	case int64(len(arena)) < whole:
+		panic(fmt.Sprintf("storage: Load into %d bytes, which needs %d", len(arena), whole))
 	case uintptr(unsafe.Pointer(unsafe.SliceData(arena)))%slotAlign != 0:
 		panic(fmt.Sprintf("storage: Load into memory that does not start at a multiple of %d", slotAlign))
 	}
-	if size == 0 {
+	if whole == 0 {
 		return make([][]byte, len(tensors)), LoadReport{Depth: s.depth}, nil
 	}
 	l := loading{s: s, chunk: s.chunkBytes()}
 	l.cut(runs, arena)
+	made := arena[size:whole]
+	arena = arena[:size]
 	if s.direct {
 		l.plan()
 	}
@@ -84,12 +92,70 @@ func (s *Reader) Load(ctx context.Context, arena []byte, tensors []Tensor) (data
 	data = make([][]byte, len(tensors))
 	for i, at := range views {
 		n := tensors[i].Bytes
+		if tensors[i].form != nil {
+			continue
+		}
 		data[i] = arena[at : at+n : at+n]
 		if err := s.checkLoaded(data[i], tensors[i]); err != nil {
 			return nil, LoadReport{}, err
 		}
 	}
-	return data, l.report(), nil
+	report = l.report()
+	start := s.dev.clock()
+	at := size
+	for i, t := range tensors {
+		if t.form == nil {
+			continue
+		}
+		skip := roundUp(at, wovenAlign) - at
+		at += skip + t.Bytes
+		data[i] = made[skip : skip+t.Bytes : skip+t.Bytes]
+		made = made[skip+t.Bytes:]
+		read, err := s.loadMade(ctx, data[i], t)
+		report.Bytes += read
+		if err != nil {
+			return nil, LoadReport{}, err
+		}
+	}
+	report.Nanos += int64(s.dev.clock().Sub(start))
+	return data, report, nil
+}
+
+// loadMade reads what a tensor is made of, share by share, and makes it in dst.
+// It says how many bytes were read.
+func (s *Reader) loadMade(ctx context.Context, dst []byte, t Tensor) (read int64, err error) {
+	n := t.Bytes / t.shares()
+	for e := range t.shares() {
+		var raws []Tensor
+		for _, src := range t.form.from {
+			if src.n > 0 {
+				at := src.of(e)
+				raws = append(raws, Tensor{Name: t.Name, File: at.file, Off: at.off, Bytes: src.n})
+			}
+		}
+		runs, views, size := s.runs(raws)
+		arena, err := offheap.Alloc(size)
+		if err != nil {
+			return read, fmt.Errorf("storage: no memory to read tensor %q: %w", t.Name, err)
+		}
+		l := loading{s: s, chunk: maxChunk}
+		l.cut(runs, arena)
+		read += l.bytes
+		if err = l.run(ctx); err == nil {
+			raw := [2][]byte{}
+			for i, x := range raws {
+				raw[i] = arena[views[i]:][:x.Bytes]
+			}
+			t.form.share(dst[e*n:(e+1)*n], raw[0], raw[1])
+		} else {
+			err = s.loadError(err, raws)
+		}
+		offheap.Free(arena)
+		if err != nil {
+			return read, err
+		}
+	}
+	return read, nil
 }
 
 // A run is a stretch of a file that resident tensors lie on without a gap of a
@@ -105,9 +171,11 @@ type run struct {
 // the size of the whole.
 func (s *Reader) runs(tensors []Tensor) (runs []run, views []int64, size int64) {
 	align := max(s.align, slotAlign)
-	order := make([]int, len(tensors))
-	for i := range order {
-		order[i] = i
+	var order []int
+	for i := range tensors {
+		if tensors[i].form == nil { // the others need other bytes, see loadMade
+			order = append(order, i)
+		}
 	}
 	slices.SortFunc(order, func(a, b int) int {
 		x, y := tensors[a], tensors[b]

@@ -98,10 +98,10 @@ func (s *Reader) Evict(f *Fetch) {
 	}
 	l, page := s.layer(f.Key.Layer), int64(os.Getpagesize())
 	for _, x := range l.parts {
-		off := x.at(f.Key.Expert)
-		start, end := (off+page-1)&^(page-1), (off+x.share)&^(page-1)
+		at := x.from[0].of(int64(f.Key.Expert))
+		start, end := (at.off+page-1)&^(page-1), (at.off+x.share)&^(page-1)
 		if start < end {
-			unix.Madvise(s.drives[0].files[x.file].mem[start:end], unix.MADV_DONTNEED) // cannot fail on what is mapped
+			unix.Madvise(s.drives[0].files[at.file].mem[start:end], unix.MADV_DONTNEED) // cannot fail on what is mapped
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
+	"sync"
 )
 
 // A File is one file of a model, open for reading.
@@ -20,12 +22,13 @@ type File struct {
 // A Model is an open model: its metadata and where its tensors lie. Reading
 // headers is all that Open does; no tensor byte is touched.
 type Model struct {
-	Format  string // "gguf" or "slab"
+	Format  string // "gguf", "safetensors" or "slab"
 	Files   []File
 	Meta    Meta
 	Tensors []Tensor // in file order
 	byName  map[string]int
-	slab    *slab // of Format "slab": what else its header says
+	views   sync.Map // by name: tensors made of others, see View
+	slab    *slab    // of Format "slab": what else its header says
 
 	copies [][]File // the same files on other drives: see OpenCopies
 }
@@ -34,8 +37,9 @@ type Model struct {
 var ErrNoModel = errors.New("no such model")
 
 // Open opens the model at path: a GGUF file of version 2 or 3, or any shard of
-// a split one, whose siblings are found by their names; or a slab, which Pack
-// writes. What is wrong with the bytes is a *FormatError; what is wrong with the
+// a split one, whose siblings are found by their names; a Hugging Face directory of
+// safetensors, or its config.json, its index or a shard in it; or a slab, which
+// Pack writes. What is wrong with the bytes is a *FormatError; what is wrong with the
 // drive is the system's error.
 func Open(path string) (*Model, error) {
 	fi, err := os.Stat(path)
@@ -44,13 +48,18 @@ func Open(path string) (*Model, error) {
 		return nil, fmt.Errorf("storage: %w: %w", ErrNoModel, err)
 	case err != nil:
 		return nil, fmt.Errorf("storage: open model: %w", err)
+	case fi.IsDir() && !hfModel(path, true):
+		return nil, fmt.Errorf("storage: %s is a directory without a config.json, so no Hugging Face model: name the .gguf file in it (of a split model, any shard)", path)
 	case fi.IsDir():
-		return nil, fmt.Errorf("storage: %s is a directory: name the .gguf file in it (of a split model, any shard)", path)
+		return openHF(path, true)
 	case !fi.Mode().IsRegular():
 		return nil, fmt.Errorf("storage: %s is not a regular file: a model is read at many positions, so it must lie on a drive", path)
 	}
 	if isSlab(path) {
 		return openSlab(path)
+	}
+	if hfModel(path, false) {
+		return openHF(path, false)
 	}
 	return openGGUF(path)
 }
@@ -102,13 +111,16 @@ func (m *Model) Close() error {
 	return errors.Join(errs...)
 }
 
-// Tensor finds a tensor by its name.
+// Tensor finds a tensor by its name, or one that View makes.
 func (m *Model) Tensor(name string) (Tensor, bool) {
-	i, ok := m.byName[name]
-	if !ok {
+	if i, ok := m.byName[name]; ok {
+		return m.Tensors[i], true
+	}
+	if !strings.ContainsAny(name, "*[") {
 		return Tensor{}, false
 	}
-	return m.Tensors[i], true
+	t, err := m.View(name)
+	return t, err == nil
 }
 
 // ReadTensor fills dst, which is exactly as long as the tensor, with its bytes.
@@ -122,6 +134,15 @@ func (m *Model) ReadTensor(dst []byte, t Tensor) error {
 	if t.stack != nil {
 		return m.gather(dst, t)
 	}
+	if t.form != nil {
+		n := t.Bytes / t.shares()
+		for e := range t.shares() {
+			if err := m.readShare(dst[e*n:(e+1)*n], t, e); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	err := m.read(dst, t, t.Off)
 	if err == nil && m.checkSum(dst, t) != nil {
 		m.Files[t.File].forget(t.Off, t.Bytes)
@@ -130,6 +151,27 @@ func (m *Model) ReadTensor(dst []byte, t Tensor) error {
 		}
 	}
 	return err
+}
+
+// readShare fills dst with the share of expert e of a tensor that has a form.
+func (m *Model) readShare(dst []byte, t Tensor, e int64) error {
+	var raw [2][]byte
+	for i, s := range t.form.from {
+		if s.n == 0 {
+			continue
+		}
+		at := s.of(e)
+		if raw[i] = dst; t.form.weave != unwoven {
+			raw[i] = make([]byte, s.n)
+		}
+		if err := m.read(raw[i], Tensor{Name: t.Name, File: at.file, Bytes: s.n}, at.off); err != nil {
+			return err
+		}
+	}
+	if t.form.weave != unwoven {
+		t.form.share(dst, raw[0], raw[1])
+	}
+	return nil
 }
 
 // read fills dst with bytes of the tensor's file from off on.

@@ -18,21 +18,23 @@ import (
 // It decides what is asked of which drive and when, continues what comes short
 // and tries again what fails; a transport does the tries.
 type Reader struct {
-	mode   Mode
-	align  int64 // of offsets and sizes in files; 1 in mmap mode
-	layers map[int32]*layer
-	holds  []bool  // by index into Model.Files: has experts
-	drives []drive // one for each copy of the model
-	direct bool    // reads go past the page cache
-	dev    device
-	via    transport
-	depth  int  // most tries at a drive at once
-	fixed  bool // the depth was asked for
-	busy   int  // fetches in flight
-	closed bool
-	stats  SourceStats
-	ready  fetchList // finished, for Reap
-	loaded readList  // finished, for Load
+	mode    Mode
+	align   int64 // of offsets and sizes in files; 1 in mmap mode
+	layers  map[int32]*layer
+	holds   []bool  // by index into Model.Files: has experts
+	drives  []drive // one for each copy of the model
+	direct  bool    // reads go past the page cache
+	dev     device
+	via     transport
+	depth   int  // most tries at a drive at once
+	fixed   bool // the depth was asked for
+	busy    int  // fetches in flight
+	closed  bool
+	woven   int64  // bytes of the largest expert that is made of what is read; 0: none is
+	scratch []byte // what weave makes an expert in
+	stats   SourceStats
+	ready   fetchList // finished, for Reap
+	loaded  readList  // finished, for Load
 
 	mu      sync.Mutex // guards notices, and stat and told of the drives
 	notices []string
@@ -275,6 +277,10 @@ func (s *Reader) Close() error {
 func (s *Reader) close() error {
 	s.closed = true
 	var errs []error
+	if s.scratch != nil {
+		offheap.Free(s.scratch)
+		s.scratch = nil
+	}
 	for i := range s.drives {
 		for j := range s.drives[i].files {
 			o := &s.drives[i].files[j]

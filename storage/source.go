@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/offheap"
 )
 
 // SourceOptions choose how experts are read. The zero value is slab mode.
@@ -47,6 +48,16 @@ func (m *Model) Source(layers []ExpertLayer, opt SourceOptions) (*Reader, error)
 	s := &Reader{mode: opt.Mode, align: 1, dev: opt.dev, depth: cmp.Or(opt.Depth, defaultDepth), fixed: opt.Depth > 0}
 	if err := s.plan(m, layers); err != nil {
 		return nil, err
+	}
+	if s.woven > 0 {
+		if s.mode == MMap {
+			s.notice("mmap mode cannot be had: this model's experts are not in the file as they are computed with; using slab. Pack the model to map it")
+			s.mode = Slab
+		}
+		var err error
+		if s.scratch, err = offheap.Alloc(s.woven); err != nil {
+			return nil, fmt.Errorf("storage: %w", err)
+		}
 	}
 	if err := s.open(m); err != nil {
 		s.close()
@@ -142,8 +153,12 @@ func (s *Reader) plan(m *Model, layers []ExpertLayer) error {
 		}
 		l := &layer{experts: int32(el.Experts)}
 		for i, name := range el.Parts {
-			t, ok := m.Tensor(name)
-			if !ok {
+			t, err := m.View(name)
+			var missing *FormatError
+			switch {
+			case errors.As(err, &missing) && strings.ContainsAny(name, "*["):
+				return &FormatError{File: missing.File, Off: -1, Msg: fmt.Sprintf("layer %d: %s", el.Layer, missing.Msg)}
+			case err != nil:
 				return bad(Tensor{Name: name, File: -1}, "the model has none of that name; the file is incomplete or of another kind than its metadata says")
 			}
 			if t.File < 0 || t.File >= len(m.Files) {
@@ -152,11 +167,13 @@ func (s *Reader) plan(m *Model, layers []ExpertLayer) error {
 			f := &m.Files[t.File]
 			n := int64(el.Experts)
 			switch {
-			case len(t.Dims) < 2 || t.Dims[len(t.Dims)-1] != n:
+			case len(t.Dims) == 3 && t.Dims[2] < n && strings.Contains(name, "*"):
+				return bad(t, "expert %d is missing, of %d: the model has no %s", t.Dims[2], n, strings.Replace(name, "*", fmt.Sprint(t.Dims[2]), 1))
+			case len(t.Dims) < 2 || t.Dims[len(t.Dims)-1] != n || t.form != nil && t.shares() != n:
 				return bad(t, "has dims %v; the last must be the number of experts, %d", t.Dims, n)
 			case t.Bytes < n || t.Bytes%n != 0:
 				return bad(t, "its %d bytes are not the same share for each of %d experts", t.Bytes, n)
-			case t.Stride == 0 && (t.Off < 0 || t.Off > f.Size || t.Bytes > f.Size-t.Off): // a stride is checked by Open
+			case t.form == nil && t.Stride == 0 && (t.Off < 0 || t.Off > f.Size || t.Bytes > f.Size-t.Off): // the others are checked by Open
 				return bad(t, "its %d bytes do not lie inside the file, which has %d; fetch the file again", t.Bytes, f.Size)
 			case i == 0:
 				l.stack = t.stack
@@ -164,16 +181,21 @@ func (s *Reader) plan(m *Model, layers []ExpertLayer) error {
 			if t.stack != l.stack || l.stack != nil && len(l.stack.parts) != len(el.Parts) {
 				return bad(t, "is packed with other tensors than the layer's experts are made of: pack the model again")
 			}
-			s.holds[t.File] = true
-			off, share := t.at(0, n)
-			l.parts = append(l.parts, part{file: t.File, off: off, share: share, stride: cmp.Or(t.Stride, share)})
-			l.order = append(l.order, i)
-			l.payload += t.Bytes / n
+			p := part{from: t.sources(n), share: t.Bytes / n}
+			if t.form != nil && t.form.weave != unwoven {
+				p.form, l.woven = t.form, true
+			}
+			for i := range p.from {
+				if p.from[i].n > 0 {
+					for e := range n {
+						s.holds[p.from[i].of(e).file] = true
+					}
+				}
+			}
+			l.parts = append(l.parts, p)
+			l.payload += p.share
 		}
-		slices.SortStableFunc(l.order, func(a, b int) int {
-			x, y := l.parts[a], l.parts[b]
-			return cmp.Or(cmp.Compare(x.file, y.file), cmp.Compare(x.off, y.off))
-		})
+		s.woven = max(s.woven, l.wovenBytes())
 		s.layers[int32(el.Layer)] = l
 	}
 	return nil
@@ -204,6 +226,7 @@ func (s *Reader) openFiles() error {
 		for e := range l.experts {
 			l.slot = max(l.slot, l.layout(&st, e, s.align))
 		}
+		l.slot = max(l.slot, roundUp(l.wovenBytes(), s.align))
 	}
 	return nil
 }

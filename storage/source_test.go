@@ -280,14 +280,18 @@ func TestLayout(t *testing.T) {
 	for range 20000 {
 		l, align := layer{experts: 1 + rng.Int32N(9)}, int64(1)<<rng.IntN(15)
 		for p := range 1 + rng.IntN(MaxParts) {
-			share := 1 + rng.Int64N(3*align)
-			l.parts = append(l.parts, part{rng.IntN(2), rng.Int64N(3 * align), share, share})
-			l.order = append(l.order, p)
+			var x part
+			for i := range 1 + p%2 { // some have bytes in two places
+				share := 1 + rng.Int64N(3*align)
+				x.from[i] = source{n: share, at: place{rng.IntN(2), rng.Int64N(3 * align)}, stride: share}
+				if rng.IntN(2) == 0 { // or a tensor of its own for each expert
+					for range l.experts {
+						x.from[i].places = append(x.from[i].places, place{rng.IntN(2), rng.Int64N(9 * align)})
+					}
+				}
+			}
+			l.parts = append(l.parts, x)
 		}
-		slices.SortFunc(l.order, func(a, b int) int {
-			x, y := l.parts[a], l.parts[b]
-			return (x.file-y.file)*1e9 + int(x.off-y.off)
-		})
 		var st fetchState
 		e := rng.Int32N(l.experts)
 		size := l.layout(&st, e, align)
@@ -302,11 +306,13 @@ func TestLayout(t *testing.T) {
 			t.Fatalf("align %d parts %v expert %d: reads of %d bytes, slot %d", align, l.parts, e, at, size)
 		}
 		for p, x := range l.parts {
-			off := x.at(e)
-			if !slices.ContainsFunc(st.reads[:st.n], func(r read) bool {
-				return r.file == x.file && off >= r.off && off+x.share <= r.off+r.need && st.view[p] == r.at+off-r.off
-			}) {
-				t.Fatalf("align %d parts %v expert %d: part %d is in no read of %+v", align, l.parts, e, p, st.reads[:st.n])
+			for i, src := range x.from {
+				at := src.of(int64(e))
+				if src.n > 0 && !slices.ContainsFunc(st.reads[:st.n], func(r read) bool {
+					return r.file == at.file && at.off >= r.off && at.off+src.n <= r.off+r.need && st.view[p][i] == r.at+at.off-r.off
+				}) {
+					t.Fatalf("align %d parts %v expert %d: part %d is in no read of %+v", align, l.parts, e, p, st.reads[:st.n])
+				}
 			}
 		}
 	}

@@ -17,7 +17,9 @@ type Key struct{ Layer, Expert int32 }
 
 func (k Key) String() string { return fmt.Sprintf("layer %d expert %d", k.Layer, k.Expert) }
 
-// A Tensor is a weight in a file of the model. Dims are innermost first (as
+// A Tensor is a weight of the model. Its bytes are those in a file, or made of
+// some of the files as they are read; File and Off are where the first of them
+// lie then. Dims are innermost first (as
 // GGUF writes them): a matrix of rows x cols has Dims [cols, rows], a stack of
 // experts [cols, rows, experts].
 type Tensor struct {
@@ -26,12 +28,13 @@ type Tensor struct {
 	Dims  []int64
 	File  int   // index into Model.Files
 	Off   int64 // absolute, in that file
-	Bytes int64
+	Bytes int64 // in memory
 	// Stride is 0 where the bytes lie together. In a slab, a stack of experts lies
 	// among the layer's others: expert e has an equal share of the bytes, which
 	// begins at Off + e*Stride.
 	Stride int64
 
+	form  *form   // how the bytes are made of others; nil: they lie in the file
 	stack *stack  // of a slab: the experts that it has its share of
 	sum   *uint32 // of a slab: the CRC-32C of bytes that lie together
 }
@@ -62,7 +65,8 @@ func (e *FormatError) Error() string {
 
 // An ExpertLayer is the role table of one MoE layer: Parts name the tensors
 // that hold the experts' matrices, such as gate, up, down. The last dim of each
-// is the expert, so expert e of a part is its e-th equal share of bytes.
+// is the expert, so expert e of a part is its e-th equal share of bytes. Where a
+// model has no such stack, a part is a view that makes one, see Model.View.
 type ExpertLayer struct {
 	Layer   int
 	Experts int

@@ -177,8 +177,8 @@ func (f *File) read(name string, types ...DType) (Tensor, []byte, error) {
 	return t, b, nil
 }
 
-// maxHeader is the format's own bound on the header.
-const maxHeader = 100_000_000
+// MaxHeader is the format's own bound on the bytes of a header.
+const MaxHeader = 100_000_000
 
 // parse reads the header of a file of size bytes and checks all that it says.
 func parse(r io.ReaderAt, size int64) ([]Tensor, error) {
@@ -190,14 +190,14 @@ func parse(r io.ReaderAt, size int64) ([]Tensor, error) {
 		return nil, fmt.Errorf("read its length: %w", err)
 	}
 	n := binary.LittleEndian.Uint64(head[:])
-	if n > maxHeader || n > uint64(size-8) {
-		return nil, fmt.Errorf("its header says that it has %d bytes, but the file has %d, and %d is the limit: it is cut short or no safetensors file", n, size, maxHeader)
+	if n > MaxHeader || n > uint64(size-8) {
+		return nil, fmt.Errorf("its header says that it has %d bytes, but the file has %d, and %d is the limit: it is cut short or no safetensors file", n, size, MaxHeader)
 	}
 	b := make([]byte, n)
 	if _, err := r.ReadAt(b, 8); err != nil && n > 0 {
 		return nil, fmt.Errorf("read its header: %w", err)
 	}
-	tensors, err := parseHeader(b, size-8-int64(n))
+	tensors, err := ParseHeader(b, size-8-int64(n))
 	if err != nil {
 		return nil, err
 	}
@@ -207,9 +207,10 @@ func parse(r io.ReaderAt, size int64) ([]Tensor, error) {
 	return tensors, nil
 }
 
-// parseHeader reads the JSON of a header. Offsets are relative to the data,
-// which has data bytes.
-func parseHeader(b []byte, data int64) ([]Tensor, error) {
+// ParseHeader reads the JSON of a header, which stands behind its length, and
+// checks all that it says. It gives the tensors in the order of their data;
+// offsets are relative to the data, which has data bytes.
+func ParseHeader(b []byte, data int64) ([]Tensor, error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	if tok, err := d.Token(); err != nil || tok != json.Delim('{') {
 		return nil, errors.New("its header is no JSON object: it is damaged or no safetensors file")

@@ -51,7 +51,7 @@ func Create(path string, specs []Spec) (*Writer, error) {
 	for len(h)%8 != 0 {
 		h = append(h, ' ')
 	}
-	if _, err := parseHeader(h, w.total); err != nil { // names twice, for one
+	if _, err := ParseHeader(h, w.total); err != nil { // names twice, for one
 		return nil, fmt.Errorf("safetensors: create %s: %w", path, err)
 	}
 	w.left = w.total
