@@ -157,7 +157,7 @@ func (m *Model) view(name string) (Tensor, error) {
 	if before, after, each := strings.Cut(base, "*"); each && !ok {
 		var err error
 		if t, err = m.stackOf(before, after); err != nil {
-			return none("%w", err)
+			return none("%v", err)
 		}
 	} else if !ok {
 		return none("the model has none of that name")
