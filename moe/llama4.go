@@ -109,7 +109,7 @@ func openLlama4(l *loader, spec *Spec, positions int) layers {
 // more than high stay, and between the two the frequency goes over linearly.
 func (l *loader) llama4Rope(spec *Spec, positions int) *backends.Rope {
 	freq := ropeFrequencies(spec.RopeDims, l.ropeBase())
-	kind, ok := l.file.Meta.String(l.arch + ".rope.scaling.type")
+	kind, ok := l.text("rope.scaling.type")
 	switch {
 	case l.has("rope_freqs.weight"):
 		for i, f := range l.vector("rope_freqs.weight", len(freq)) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"sluice/backends"
@@ -21,6 +22,10 @@ import (
 type loader struct {
 	file    *tiers.Model
 	arch    string
+	fam     family
+	hf      bool           // the names and values are those of Hugging Face, not of a converter to GGUF
+	shared  naming         // of hf
+	prefix  string         // of hf: what most names begin with
 	weights Weights        // nil: describe only
 	dense   []tiers.Tensor // asked for so far
 	err     error
@@ -30,6 +35,15 @@ type loader struct {
 // are for as long as the model is used.
 type Weights func(t tiers.Tensor) []byte
 
+func newLoader(spec *Spec, weights Weights) *loader {
+	l := &loader{file: spec.file, arch: spec.Arch, fam: spec.fam, weights: weights}
+	if _, l.hf = modelType(l.file.Meta); l.hf {
+		l.shared = hfNaming()
+		l.findPrefix()
+	}
+	return l
+}
+
 func (l *loader) fail(format string, args ...any) {
 	if l.err == nil {
 		l.err = fmt.Errorf("moe: %s: %w", l.arch, fmt.Errorf(format, args...))
@@ -38,12 +52,15 @@ func (l *loader) fail(format string, args ...any) {
 
 // uint reads a count from the metadata of the architecture, at most limit.
 func (l *loader) uint(key string, limit int) (int, bool) {
-	v, ok := l.file.Meta.Uint(l.arch + "." + key)
+	v, ok := l.file.Meta.Uint(l.key(key))
+	if !ok && l.hf {
+		v, ok = l.derived(key)
+	}
 	if err := l.file.Meta.Err(); err != nil && l.err == nil {
 		l.err = err
 	}
 	if ok && v > uint64(limit) {
-		l.fail("%s.%s is %d, more than the %d that this version takes", l.arch, key, v, limit)
+		l.fail("%s is %d, more than the %d that this version takes", l.key(key), v, limit)
 		return 0, false
 	}
 	return int(v), ok
@@ -53,7 +70,7 @@ func (l *loader) uint(key string, limit int) (int, bool) {
 func (l *loader) need(key string, limit int) int {
 	v, ok := l.uint(key, limit)
 	if !ok || v < 1 {
-		l.fail("the file's metadata lacks %s.%s, or it is 0: the file is incomplete", l.arch, key)
+		l.fail("the file's metadata lacks %s, or it is 0: the file is incomplete", l.key(key))
 		return 1
 	}
 	return v
@@ -69,7 +86,7 @@ func (l *loader) or(key string, absent, limit int) int {
 
 // float reads a number of the architecture, which must be finite.
 func (l *loader) float(key string, absent float64) float64 {
-	v, ok := l.file.Meta.Float(l.arch + "." + key)
+	v, ok := l.file.Meta.Float(l.key(key))
 	if err := l.file.Meta.Err(); err != nil && l.err == nil {
 		l.err = err
 	}
@@ -77,7 +94,7 @@ func (l *loader) float(key string, absent float64) float64 {
 		return absent
 	}
 	if math.IsNaN(v) || math.IsInf(v, 0) {
-		l.fail("%s.%s is %v", l.arch, key, v)
+		l.fail("%s is %v", l.key(key), v)
 	}
 	return v
 }
@@ -86,7 +103,7 @@ func (l *loader) float(key string, absent float64) float64 {
 func (l *loader) positive(key string, absent, limit float64) float64 {
 	v := l.float(key, absent)
 	if !(v > 0 && v <= limit) {
-		l.fail("%s.%s is %v, want above 0 and at most %v", l.arch, key, v, limit)
+		l.fail("%s is %v, want above 0 and at most %v", l.key(key), v, limit)
 		return 1
 	}
 	return v
@@ -97,7 +114,7 @@ func (l *loader) positive(key string, absent, limit float64) float64 {
 func (l *loader) epsilon() float32 {
 	v := l.float("attention.layer_norm_rms_epsilon", 0)
 	if !(v >= 0x1p-100 && v < 1) { // the range of rsqrt
-		l.fail("%s.attention.layer_norm_rms_epsilon is %v or missing, want above 0 and below 1", l.arch, v)
+		l.fail("%s is %v or missing, want above 0 and below 1", l.key("attention.layer_norm_rms_epsilon"), v)
 	}
 	return float32(v)
 }
@@ -107,7 +124,7 @@ func (l *loader) ropeBase() float64 { return l.positive("rope.freq_base", 10000,
 
 // bool reads a switch of the architecture.
 func (l *loader) bool(key string, absent bool) bool {
-	v, ok := l.file.Meta.Bool(l.arch + "." + key)
+	v, ok := l.file.Meta.Bool(l.key(key))
 	if err := l.file.Meta.Err(); err != nil && l.err == nil {
 		l.err = err
 	}
@@ -117,7 +134,26 @@ func (l *loader) bool(key string, absent bool) bool {
 	return v
 }
 
-func (l *loader) has(name string) bool { _, ok := l.file.Tensor(name); return ok }
+// text reads a word of the architecture.
+func (l *loader) text(key string) (string, bool) {
+	v, ok := l.file.Meta.String(l.key(key))
+	if err := l.file.Meta.Err(); err != nil && l.err == nil {
+		l.err = err
+	}
+	return v, ok
+}
+
+func (l *loader) has(name string) bool { _, ok := l.find(name); return ok }
+
+// find finds a tensor by the name that GGUF has for it.
+func (l *loader) find(name string) (tiers.Tensor, bool) {
+	for _, c := range l.candidates(name) {
+		if t, ok := l.file.Tensor(c); ok {
+			return t, true
+		}
+	}
+	return tiers.Tensor{}, false
+}
 
 // tensor finds a tensor of the given dims, innermost first, and takes it into
 // the dense set.
@@ -139,11 +175,12 @@ func (l *loader) tensor(name string, dims ...int) (tiers.Tensor, []byte) {
 
 // shaped finds a tensor of weights and checks its dims.
 func (l *loader) shaped(name string, dims ...int) (tiers.Tensor, bool) {
-	t, ok := l.file.Tensor(name)
+	t, ok := l.find(name)
 	if !ok {
-		l.fail("the file has no tensor %s: it is incomplete or another variant of the architecture", name)
+		l.fail("the file has no tensor %s: it is incomplete or another variant of the architecture", strings.Join(l.candidates(name), ", or "))
 		return t, false
 	}
+	name = t.Name
 	same := len(t.Dims) >= len(dims)
 	for i, d := range t.Dims {
 		want := 1 // a vector may be written with dims of 1 behind it
@@ -153,6 +190,10 @@ func (l *loader) shaped(name string, dims ...int) (tiers.Tensor, bool) {
 		same = same && d == int64(want)
 	}
 	if !same {
+		if lost := missingExpert(t, dims[len(dims)-1]); lost != "" {
+			l.fail("expert %d of %d is missing: the file has no tensor %s; download the model again", t.Dims[len(t.Dims)-1], dims[len(dims)-1], lost)
+			return t, false
+		}
 		l.fail("tensor %s has dims %v, want %v", name, t.Dims, dims)
 		return t, false
 	}
@@ -229,10 +270,9 @@ func (l *loader) experts(layer, n, dim, ff int) (tiers.ExpertLayer, [3]backends.
 		name       string
 		rows, cols int
 	}{{"ffn_gate_exps", ff, dim}, {"ffn_up_exps", ff, dim}, {"ffn_down_exps", dim, ff}} {
-		name := fmt.Sprintf("blk.%d.%s.weight", layer, part.name)
-		t, _ := l.shaped(name, part.cols, part.rows, n)
+		t, _ := l.shaped(fmt.Sprintf("blk.%d.%s.weight", layer, part.name), part.cols, part.rows, n)
 		kinds[i] = backends.Matrix{Type: t.Type, Rows: part.rows, Cols: part.cols}
-		role.Parts = append(role.Parts, name)
+		role.Parts = append(role.Parts, t.Name)
 	}
 	return role, kinds
 }

@@ -114,7 +114,7 @@ func New(spec *Spec, resident Weights, be backends.Backend, cache *tiers.Cache, 
 	case cfg.Drafts > 0 && spec.NextnErr != nil:
 		return nil, spec.NextnErr
 	}
-	l := &loader{file: spec.file, arch: spec.Arch, weights: resident}
+	l := newLoader(spec, resident)
 	with := *spec
 	with.drafting = cfg.Drafts > 0
 	m.weights = open(l, &with, cfg.Ctx)

@@ -56,7 +56,7 @@ func (s *Spec) describeNextn() {
 	}
 	with := *s
 	with.drafting = true
-	l := &loader{file: s.file, arch: s.Arch}
+	l := newLoader(s, nil)
 	open(l, &with, 0)
 	switch {
 	case l.err != nil:

@@ -49,9 +49,9 @@ type yarn struct {
 // yarn reads the scaling of rotations, nil if there is none. A family that has
 // only plain rotations refuses it by itself.
 func (l *loader) yarn() *yarn {
-	kind, ok := l.file.Meta.String(l.arch + ".rope.scaling.type")
+	kind, ok := l.text("rope.scaling.type")
 	switch {
-	case !ok || kind == "none":
+	case !ok || kind == "none" || kind == "default": // "default": as Hugging Face writes it
 		return nil
 	case kind != "yarn":
 		l.fail("RoPE scaling %q is not supported: only yarn is", kind)

@@ -66,8 +66,10 @@ func (s *Spec) opened() int {
 // in the numbers of the Spec. A page that opens Spec.opened layers has drafting
 // layers too, where the file has them.
 type family struct {
-	arch string
-	open func(l *loader, spec *Spec, positions int) layers
+	arch    string   // as GGUF names it
+	hf      []string // as config.json names it: model_type, without a "_text" at its end
+	hfNames naming   // of hf: what differs from hfNaming
+	open    func(l *loader, spec *Spec, positions int) layers
 }
 
 // layers runs one decoder layer after another.
@@ -81,16 +83,28 @@ type layers interface {
 
 // families are the pages, by the architecture that a file names.
 func families() []family {
-	return []family{{"glm4moe", openGLM4}, {"gpt-oss", openGPTOSS}, {"llama4", openLlama4}, {"qwen3moe", openQwen3}}
+	return []family{
+		{arch: "glm4moe", hf: []string{"glm4_moe"}, open: openGLM4},
+		{arch: "gpt-oss", open: openGPTOSS},
+		{arch: "llama4", open: openLlama4},
+		{arch: "qwen3moe", hf: []string{"qwen3_moe"}, open: openQwen3},
+	}
 }
 
 // An UnsupportedError names an architecture that has no page.
-type UnsupportedError struct{ Arch string }
+type UnsupportedError struct {
+	Arch string
+	HF   bool // it is the model_type of a config.json
+}
 
 func (e *UnsupportedError) Error() string {
 	var have []string
 	for _, f := range families() {
-		have = append(have, f.arch)
+		if e.HF {
+			have = append(have, f.hf...)
+		} else {
+			have = append(have, f.arch)
+		}
 	}
 	return fmt.Sprintf("moe: architecture %q is not supported; supported are %s", e.Arch, strings.Join(have, ", "))
 }
@@ -98,27 +112,35 @@ func (e *UnsupportedError) Error() string {
 // Describe reads a model's headers. No tensor is read; every tensor that the
 // model will use is checked for its dims and type.
 func Describe(file *tiers.Model) (*Spec, error) {
-	arch, ok := file.Meta.String("general.architecture")
+	arch, hf := modelType(file.Meta)
+	ok := hf
+	if !hf {
+		arch, ok = file.Meta.String("general.architecture")
+	}
 	if err := file.Meta.Err(); err != nil {
 		return nil, err
+	}
+	if !ok && file.Format == "safetensors" {
+		return nil, fmt.Errorf("moe: config.json lacks model_type: it is not that of a model, or incomplete; download it again")
 	}
 	if !ok {
 		return nil, fmt.Errorf("moe: the file's metadata lacks general.architecture: it may hold a vocabulary or an adapter, not a model")
 	}
-	i := slices.IndexFunc(families(), func(f family) bool { return f.arch == arch })
+	i := slices.IndexFunc(families(), func(f family) bool { return !hf && f.arch == arch || hf && slices.Contains(f.hf, arch) })
 	if i < 0 {
-		return nil, &UnsupportedError{arch}
+		return nil, &UnsupportedError{arch, hf}
 	}
-	s := &Spec{Arch: arch, file: file, fam: families()[i]}
+	s := &Spec{file: file, fam: families()[i]}
+	s.Arch = s.fam.arch
 	s.Name, _ = file.Meta.String("general.name")
-	l := &loader{file: file, arch: arch}
+	l := newLoader(s, nil)
 	open(l, s, 0)
 	if l.err != nil {
 		return nil, l.err
 	}
 	s.Dense = l.dense
 	for i := s.Layers; i < s.Layers+s.Nextn; i++ {
-		draft := &loader{file: file, arch: arch}
+		draft := newLoader(s, nil)
 		role, _ := draft.experts(i, s.Experts, s.Hidden, s.ExpertFF)
 		if draft.err == nil { // not every file has its drafting layers, or of this shape
 			s.NextnRoles = append(s.NextnRoles, role)
@@ -152,6 +174,9 @@ const (
 func open(l *loader, s *Spec, positions int) weights {
 	s.Layers = l.need("block_count", maxLayers)
 	s.Nextn = l.or("nextn_predict_layers", 0, maxLayers)
+	if l.hf {
+		s.Layers += s.Nextn // they are not among num_hidden_layers
+	}
 	if s.Nextn >= s.Layers {
 		l.fail("%d nextn layers of %d in all leave none to run", s.Nextn, s.Layers)
 		return weights{}
@@ -182,7 +207,7 @@ func open(l *loader, s *Spec, positions int) weights {
 // vocabulary is the number of tokens: the rows of the embedding, which the
 // tokenizer's list must match where the file has one.
 func vocabulary(l *loader) int {
-	t, ok := l.file.Tensor("token_embd.weight")
+	t, ok := l.find("token_embd.weight")
 	if !ok || len(t.Dims) != 2 {
 		l.fail("the file has no tensor token_embd.weight of two dims")
 		return 1
@@ -196,7 +221,7 @@ func vocabulary(l *loader) int {
 // heads reads the numbers of grouped-query attention with plain rotations.
 func (s *Spec) heads(l *loader) {
 	s.headSizes(l)
-	if v, ok := l.file.Meta.String(l.arch + ".rope.scaling.type"); ok && v != "none" {
+	if v, ok := l.text("rope.scaling.type"); ok && v != "none" && v != "default" { // "default": as Hugging Face writes it
 		l.fail("RoPE scaling %q is not supported for this family", v)
 	}
 }

@@ -142,16 +142,22 @@ func feedForwards(spec *Spec, cfg Config) []feedForward {
 			kinds = append(kinds, f)
 		}
 	}
-	typeOf := func(name string) quant.Type {
-		t, _ := spec.file.Tensor(name)
-		return t.Type
-	}
 	roles, layers := spec.Roles, spec.Layers
 	if cfg.Drafts > 0 {
 		roles, layers = slices.Concat(roles, spec.NextnRoles), layers+spec.Nextn
 	}
 	for _, r := range roles {
-		add(feedForward{[3]quant.Type{typeOf(r.Parts[0]), typeOf(r.Parts[1]), typeOf(r.Parts[2])}, spec.ExpertFF, true})
+		var types [3]quant.Type
+		for i := range types {
+			t, _ := spec.file.Tensor(r.Parts[i])
+			types[i] = t.Type
+		}
+		add(feedForward{types, spec.ExpertFF, true})
+	}
+	names := newLoader(spec, nil)
+	typeOf := func(name string) quant.Type {
+		t, _ := names.find(name)
+		return t.Type
 	}
 	for l := range layers {
 		for _, dense := range [...]struct {
@@ -159,7 +165,7 @@ func feedForwards(spec *Spec, cfg Config) []feedForward {
 			ff     int
 		}{{"", spec.FF}, {"_shexp", spec.SharedExperts * spec.ExpertFF}} {
 			name := func(part string) string { return fmt.Sprintf("blk.%d.ffn_%s%s.weight", l, part, dense.suffix) }
-			if _, ok := spec.file.Tensor(name("gate")); ok && dense.ff > 0 { // Describe has seen the other two
+			if names.has(name("gate")) && dense.ff > 0 { // Describe has seen the other two
 				add(feedForward{[3]quant.Type{typeOf(name("gate")), typeOf(name("up")), typeOf(name("down"))}, dense.ff, false})
 			}
 		}

@@ -48,6 +48,7 @@ type Options struct {
 	Prefetch    tiers.Prefetch
 	Device      tiers.Device // nil: there is none
 	Memory      tiers.Memory // of the machine
+	NoText      bool         // token ids alone come and go: the tokenizer is not read
 	PlanOnly    bool         // nothing will be loaded: what this machine lacks is told, not refused
 }
 
@@ -62,7 +63,7 @@ const (
 // planned, with nothing loaded yet.
 type Plan struct {
 	File     *storage.Model
-	Tokens   *tokenizer.Tokenizer
+	Tokens   *tokenizer.Tokenizer // nil with NoText
 	Spec     *moe.Spec
 	Reader   *storage.Reader // of the model's drives
 	Source   storage.Source  // of the experts: the same
@@ -125,8 +126,10 @@ func (p *Plan) prepare(o Options) (err error) {
 	if p.Spec, err = moe.Describe(p.File); err != nil {
 		return err
 	}
-	if p.Tokens, err = Tokenizer(p.File); err != nil {
-		return err
+	if !o.NoText {
+		if p.Tokens, err = Tokenizer(p.File); err != nil {
+			return err
+		}
 	}
 	p.context(o)
 	if kv := p.Spec.KV(p.Config); o.KV == backends.KVQ8 && (kv.KeyDim%32 != 0 || kv.ValueDim%32 != 0) {
@@ -414,6 +417,9 @@ func (e *Engine) Close() error {
 
 // Tokenizer makes the tokenizer that a model file describes.
 func Tokenizer(f *storage.Model) (*tokenizer.Tokenizer, error) {
+	if f.Meta.Has("hf.config.json") {
+		return nil, errors.New("engine: the tokenizer of a Hugging Face directory cannot be read yet: give token ids to sluice logits --ids, or use the model as GGUF")
+	}
 	v, err := tokenizer.ReadVocab(f.Meta)
 	if err != nil {
 		return nil, err

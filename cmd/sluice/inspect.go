@@ -69,7 +69,7 @@ type typeCount struct {
 }
 
 func describe(file *storage.Model, spec *moe.Spec) description {
-	d := description{Spec: spec, format: file.Format, files: len(file.Files), types: map[string]typeCount{}, template: file.Meta.Has("tokenizer.chat_template")}
+	d := description{Spec: spec, format: file.Format, files: len(file.Files), types: map[string]typeCount{}, template: hasTemplate(file.Meta)}
 	for _, f := range file.Files {
 		d.fileBytes += f.Size
 	}
@@ -81,10 +81,8 @@ func describe(file *storage.Model, spec *moe.Spec) description {
 		d.denseBytes += t.Bytes
 	}
 	for _, t := range file.Tensors {
-		if n := 0; spec.Nextn > 0 && strings.HasPrefix(t.Name, "blk.") {
-			if _, err := fmt.Sscanf(t.Name, "blk.%d.", &n); err == nil && n >= spec.Layers {
-				d.nextnBytes += t.Bytes
-			}
+		if spec.Nextn > 0 && layerOf(t.Name) >= spec.Layers {
+			d.nextnBytes += t.Bytes
 		}
 	}
 	for _, r := range spec.Roles {
@@ -99,6 +97,29 @@ func describe(file *storage.Model, spec *moe.Spec) description {
 		d.perExpert = max(d.perExpert, one)
 	}
 	return d
+}
+
+// layerOf is the layer that a tensor's name says, -1 if it says none: the number
+// behind "blk." or "layers.".
+func layerOf(name string) int {
+	for _, word := range [...]string{"blk.", "layers."} {
+		if _, rest, ok := strings.Cut(name, word); ok {
+			no, _, _ := strings.Cut(rest, ".")
+			if n, err := strconv.Atoi(no); err == nil {
+				return n
+			}
+		}
+	}
+	return -1
+}
+
+// hasTemplate says whether a model brings a chat template.
+func hasTemplate(meta storage.Meta) bool {
+	if meta.Has("tokenizer.chat_template") || meta.Has("hf.chat_template.jinja") || meta.Has("hf.chat_template.json") {
+		return true
+	}
+	config, ok := meta.Value("hf.tokenizer_config.json").(string)
+	return ok && strings.Contains(config, `"chat_template"`)
 }
 
 func (d description) object(path string) map[string]any {

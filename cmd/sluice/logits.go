@@ -41,6 +41,7 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 	if *mtp > 0 && *idsFile != "" && len(ids) <= *mtp {
 		return fmt.Errorf("%s: --mtp %d needs at least %d token ids, it has %d", *idsFile, *mtp, *mtp+1, len(ids))
 	}
+	o.NoText = true
 	p, err := engine.Prepare(o)
 	if err != nil {
 		return err

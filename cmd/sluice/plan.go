@@ -27,6 +27,7 @@ func planCommand(_ context.Context, s streams, args []string) error {
 		return err
 	}
 	o.PlanOnly = true
+	o.NoText = true
 	p, err := engine.Prepare(o)
 	if err != nil {
 		return err
