@@ -49,7 +49,7 @@ func Open(path string) (*Model, error) {
 	case err != nil:
 		return nil, fmt.Errorf("storage: open model: %w", err)
 	case fi.IsDir() && !hfModel(path, true):
-		return nil, fmt.Errorf("storage: %s is a directory without a config.json, so no Hugging Face model: name the .gguf file in it (of a split model, any shard)", path)
+		return nil, fmt.Errorf("storage: %s is a directory: name the .gguf file in it (of a split model, any shard); one without a config.json is no Hugging Face model", path)
 	case fi.IsDir():
 		return openHF(path, true)
 	case !fi.Mode().IsRegular():
