@@ -137,6 +137,9 @@ func (l *loader) bool(key string, absent bool) bool {
 // text reads a word of the architecture.
 func (l *loader) text(key string) (string, bool) {
 	v, ok := l.file.Meta.String(l.key(key))
+	if l.hf && key == "rope.scaling.type" && v == "default" {
+		v = "none"
+	}
 	if err := l.file.Meta.Err(); err != nil && l.err == nil {
 		l.err = err
 	}

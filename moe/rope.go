@@ -51,7 +51,7 @@ type yarn struct {
 func (l *loader) yarn() *yarn {
 	kind, ok := l.text("rope.scaling.type")
 	switch {
-	case !ok || kind == "none" || kind == "default": // "default": as Hugging Face writes it
+	case !ok || kind == "none":
 		return nil
 	case kind != "yarn":
 		l.fail("RoPE scaling %q is not supported: only yarn is", kind)

@@ -221,7 +221,7 @@ func vocabulary(l *loader) int {
 // heads reads the numbers of grouped-query attention with plain rotations.
 func (s *Spec) heads(l *loader) {
 	s.headSizes(l)
-	if v, ok := l.text("rope.scaling.type"); ok && v != "none" && v != "default" { // "default": as Hugging Face writes it
+	if v, ok := l.text("rope.scaling.type"); ok && v != "none" {
 		l.fail("RoPE scaling %q is not supported for this family", v)
 	}
 }
