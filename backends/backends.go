@@ -137,6 +137,52 @@ type KV interface {
 	Shape() KVShape
 }
 
+// A DeltaShape is the size of what gated delta net layers keep of one sequence,
+// for each layer: the last Taps-1 inputs of the convolution, and for each value
+// head a matrix [ValueDim, KeyDim] of floats. ValueHeads is a multiple of
+// KeyHeads; both dims are multiples of 16; Taps is at least 2.
+type DeltaShape struct {
+	Layers, KeyHeads, ValueHeads, KeyDim, ValueDim, Taps int
+}
+
+// Channels is the floats of a position that the convolution runs over: KeyHeads
+// queries, KeyHeads keys, ValueHeads values.
+func (s DeltaShape) Channels() int { return 2*s.KeyHeads*s.KeyDim + s.ValueHeads*s.ValueDim }
+
+// DeltaReach is how many positions a step may have so that a later step can
+// begin inside it.
+const DeltaReach = 16
+
+// Bytes is what a state of this shape takes: the state before and after the last
+// step of each layer, and the inputs of the positions between, once more for
+// the layer that computes them again.
+func (s DeltaShape) Bytes() int64 {
+	state := int64(s.ValueHeads)*int64(s.ValueDim)*int64(s.KeyDim) + int64(s.Taps-1)*int64(s.Channels())
+	inputs := DeltaReach * int64(s.Channels()+2*s.ValueHeads)
+	return 4 * (int64(s.Layers)*(2*state+inputs) + min(int64(s.Layers), 1)*inputs)
+}
+
+// A Delta is what the gated delta net layers of one sequence keep. It begins as
+// zeros, at position 0. A layer's step at pos goes on where its last step ended,
+// or goes back: to position 0, to where its last step began, or into that step
+// if it had at most DeltaReach positions. Any other pos is misuse.
+type Delta interface {
+	Shape() DeltaShape
+}
+
+// A DeltaNet is the weights of a gated delta net layer (arXiv:2412.06464) between
+// its projections: docs/arithmetic.md has the steps from the inputs of the
+// convolution (qkv: all queries, all keys, all values), the time steps a, the
+// write strengths b and the output's gates z.
+type DeltaNet struct {
+	Conv  []float32 // [Taps, Channels], the tap of the oldest position first
+	A     []float32 // [ValueHeads], negative or zero: -exp(A_log)
+	Bias  []float32 // [ValueHeads], of the time step
+	Norm  []float32 // [ValueDim], of each head's output
+	Eps   float32
+	Tiled bool // value head h reads key head h mod KeyHeads, else h / (ValueHeads / KeyHeads)
+}
+
 // A Backend runs the steps of a model. Calls come from one goroutine, in
 // order; a backend may do the work later, but Read waits for it. A step that
 // meets an activation that is NaN or above 2^50 remembers that, and the next
@@ -152,6 +198,7 @@ type Backend interface {
 
 	NewVec(capacity, dim int) (Vec, error)
 	NewKV(KVShape) (KV, error)
+	NewDelta(DeltaShape) (Delta, error)
 
 	Embed(x Vec, table Matrix, ids []int32)                   // x [len(ids), dim] = rows of the table, dequantized
 	RMSNorm(y, x Vec, weight []float32, eps float32)          // y = x normalised in runs of len(weight), which divides dim; y may be x
@@ -168,6 +215,10 @@ type Backend interface {
 	Gather(y, x Vec, rows []int32)                            // y [len(rows), dim] = rows of x
 	Concat(y, a, b Vec)                                       // y [n, a's dim + b's dim]: each row of a, and behind it that of b; y is neither
 	Read(dst []float32, v Vec) error                          // dst [n*dim] = v; waits for all steps before it
+
+	DeltaNet(y, qkv, z, a, b Vec, d Delta, layer, pos int, w *DeltaNet) // y [n, valueHeads*valueDim]; uses up qkv [n, channels], a and b [n, valueHeads]; z [n, valueHeads*valueDim] stays
+	Split(y []Vec, runs []int, x Vec)                                   // rows of x are groups of runs: run i of each group goes to y[i]; several for one vector lie in it one behind the other
+
 	Close() error
 }
 

@@ -21,7 +21,8 @@ func Run(t *testing.T, open func() backends.Backend) {
 	}{
 		{"MatMul", testMatMul}, {"MatMulSeveral", testMatMulSeveral}, {"Embed", testEmbed}, {"Gather", testGather}, {"Concat", testConcat},
 		{"RMSNorm", testRMSNorm}, {"RoPE", testRoPE}, {"Attend", testAttend}, {"ExpertGroup", testExpertGroup},
-		{"Combine", testCombine}, {"Add", testAdd}, {"ScaleRows", testScaleRows}, {"Scale", testScale}, {"SigmoidGate", testSigmoidGate}, {"ActivationError", testActivationError},
+		{"Combine", testCombine}, {"Add", testAdd}, {"ScaleRows", testScaleRows}, {"Scale", testScale}, {"SigmoidGate", testSigmoidGate},
+		{"DeltaNet", testDeltaNet}, {"Split", testSplit}, {"ActivationError", testActivationError},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			be := open()
@@ -503,6 +504,8 @@ func testActivationError(b *bench) {
 		{"Store", func(x backends.Vec) { b.be.Store(kv, 0, 1, x, good) }},
 		{"Store", func(x backends.Vec) { b.be.Store(kv, 0, 1, good, x) }},
 		{"Attend", func(x backends.Vec) { b.be.Attend(y, x, kv, 0, 0, &backends.Attention{Scale: 1}) }},
+		{"DeltaNet", func(x backends.Vec) { b.deltaOf(x, nil) }},
+		{"DeltaNet", func(x backends.Vec) { b.deltaOf(nil, x) }},
 		{"ExpertGroup", func(x backends.Vec) {
 			y.SetLen(1)
 			b.be.ExpertGroup(y, 1, []backends.Job{{Expert: e, Rows: []int32{0}}}, x)

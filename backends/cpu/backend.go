@@ -40,6 +40,10 @@ type Backend struct {
 	gate        gateStep
 	embed       embedStep
 	scan        scanStep
+	split       splitStep
+	deltaIn     deltaInputs
+	deltaRun    deltaRecurrence
+	deltaOut    deltaOutputs
 }
 
 var _ backends.Backend = (*Backend)(nil)

@@ -148,6 +148,7 @@ type scratch struct {
 	tile     tileScratch
 	floats   floatScratch
 	attend   attendScratch
+	delta    deltaScratch
 }
 
 // A packing names the positions whose codes a worker holds packed, so that

@@ -82,6 +82,23 @@ func SiLU(x float32) float32 {
 	return float32(x * Sigmoid(x))
 }
 
+// Softplus is ln(1+e^x) within 3.12 ulp; +0 for x < -40. With e = e^-|x|, which is
+// at most 1, ln(1+e) = 2*atanh(e/(2+e)), whose series ends after six terms: the
+// argument is at most 1/3.
+func Softplus(x float32) float32 {
+	e := Exp(-max(x, -x))
+	s := float32(e * Rcp(2+e))
+	q := float32(s * s)
+	p := float32(0x1.3b13b2p-4) // 1/13
+	p = float32(p*q) + 0x1.745d18p-4
+	p = float32(p*q) + 0x1.c71c72p-4
+	p = float32(p*q) + 0x1.24924ap-3
+	p = float32(p*q) + 0x1.99999ap-3
+	p = float32(p*q) + 0x1.555556p-2 // 1/3
+	t := s + s
+	return max(x, 0) + (t + float32(t*float32(q*p)))
+}
+
 // Softmax turns finite x, in place, into e^(x-max) over their sum. The sum is
 // that of attention: 16 lanes in each chunk of 256, the chunks' sums added in
 // ascending order. Empty x is left alone.

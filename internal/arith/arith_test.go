@@ -40,6 +40,8 @@ func TestFunctionsAreWithinTheirErrors(t *testing.T) {
 	worst("exp", 0x1p-31, 40, 307, 0.977, Exp, math.Exp)
 	silu := func(x float64) float64 { return x / (1 + math.Exp(-x)) }
 	worst("silu", 0x1p-50, 40, 631, 3.18, SiLU, silu)
+	softplus := func(x float64) float64 { return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) }
+	worst("softplus", 0x1p-50, 40, 631, 3.12, Softplus, softplus)
 }
 
 func TestFunctionsAreExactWhereTheyMustBe(t *testing.T) {
@@ -59,6 +61,7 @@ func TestFunctionsAreExactWhereTheyMustBe(t *testing.T) {
 		{"exp(41)", Exp(41), Exp(40)}, {"exp(inf)", Exp(inf), Exp(40)},
 		{"SiLU(0)", SiLU(0), 0}, {"SiLU(50)", SiLU(50), 50}, {"SiLU(-41)", SiLU(-41), 0}, {"SiLU(-inf)", SiLU(-inf), 0},
 		{"sigmoid(0)", Sigmoid(0), 0.5},
+		{"softplus(50)", Softplus(50), 50}, {"softplus(-41)", Softplus(-41), 0}, {"softplus(-inf)", Softplus(-inf), 0},
 		{"clean(2^-50)", Clean(0x1p-50), 0x1p-50}, {"clean(-2^-50)", Clean(-0x1p-50), -0x1p-50},
 		{"clean(below)", Clean(math.Nextafter32(0x1p-50, 0)), 0}, {"clean(-below)", Clean(-0x1p-51), 0},
 		{"clean(-0)", Clean(float32(math.Copysign(0, -1))), 0},
@@ -95,7 +98,7 @@ func TestFunctionBits(t *testing.T) {
 		binary.LittleEndian.PutUint32(buf[0:], math.Float32bits(Rcp(x)))
 		binary.LittleEndian.PutUint32(buf[4:], math.Float32bits(Rsqrt(x)))
 		binary.LittleEndian.PutUint32(buf[8:], math.Float32bits(Exp(x))+3*math.Float32bits(Exp(-x)))
-		binary.LittleEndian.PutUint32(buf[12:], math.Float32bits(SiLU(x))+3*math.Float32bits(SiLU(-x)))
+		binary.LittleEndian.PutUint32(buf[12:], math.Float32bits(SiLU(x))+3*math.Float32bits(SiLU(-x))+5*math.Float32bits(Softplus(x))+7*math.Float32bits(Softplus(-x)))
 		h.Write(buf[:])
 	}
 	if got := h.Sum64(); got != functionBits {
@@ -103,7 +106,7 @@ func TestFunctionBits(t *testing.T) {
 	}
 }
 
-const functionBits = 0x7c2e744b31f65755
+const functionBits = 0xb546f3630fe2a656
 
 func TestSoftmax(t *testing.T) {
 	for _, n := range []int{1, 2, 15, 16, 17, 255, 256, 257, 600} {
