@@ -19,7 +19,7 @@ func TestDecodeAllocates(t *testing.T) {
 		t.Skip("the checks of this build allocate")
 	}
 	ctx := context.Background()
-	for _, path := range []string{demo, glm, qwen} {
+	for _, path := range []string{demo, glm, qwen, gptOSS, llama4} {
 		for _, threads := range []int{1, 2} {
 			e := open(t, Options{Path: path, Ctx: 128, Threads: threads})
 			generate(t, e, heldout(t, e, 40), 20)

@@ -97,7 +97,7 @@ func TestSameBitsInAllTiers(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	for _, path := range []string{demo, qwen, glm} {
+	for _, path := range []string{demo, qwen, glm, gptOSS, llama4} {
 		plain := open(t, Options{Path: path, Ctx: 128})
 		ids := heldout(t, plain, 60)
 		want, _ := allLogits(t, plain, ids)
@@ -198,7 +198,7 @@ func TestBrokenReadAhead(t *testing.T) {
 // The next layer's router on the state of this one names most of what that
 // layer then chooses; chance would name top-k of all.
 func TestGuess(t *testing.T) {
-	for _, path := range []string{demo, qwen, glm} {
+	for _, path := range []string{demo, qwen, glm, gptOSS, llama4} {
 		e := open(t, Options{Path: path, Cap: 4, Ctx: 128, Prefetch: tiers.PrefetchOn})
 		generate(t, e, heldout(t, e, 20), 60)
 		sums(t, e)
