@@ -47,6 +47,12 @@ func openGPTOSS(l *loader, spec *Spec, positions int) layers {
 			attn: spec.attention(l, i, eps, rope, false),
 			moe:  spec.expertLayer(l, i, p+"post_attention_norm.weight", eps, RouteChosenSoftmax),
 		}
+		for _, bias := range [...]struct {
+			name string
+			n    int
+		}{{"attn_q", spec.Heads * spec.HeadDim}, {"attn_k", spec.KVHeads * spec.HeadDim}, {"attn_v", spec.KVHeads * spec.HeadDim}, {"attn_output", spec.Hidden}} {
+			l.shaped(p+bias.name+".bias", bias.n) // attention takes them where they are; here they always are
+		}
 		w.attn.how.Sinks = l.vector(p+"attn_sinks.weight", spec.Heads)
 		if i%2 == 0 {
 			w.attn.how.Window = window

@@ -68,7 +68,7 @@ func openLlama4(l *loader, spec *Spec, positions int) layers {
 	var before *experts
 	for i := 0; i < spec.Layers && l.err == nil; i++ {
 		w := llama4Layer{attn: spec.attention(l, i, m.eps, rope, false)}
-		if w.attn.qNorm != nil {
+		if l.has(fmt.Sprintf("blk.%d.attn_q_norm.weight", i)) {
 			l.fail("blk.%d has weights for the norms of q and k: this is another variant of the architecture", i)
 		}
 		w.attn.qNorm, w.attn.kNorm, w.attn.how.Chunk = norm, norm, chunk

@@ -115,7 +115,62 @@ func headers() map[string]header {
 		layer(&qwen, i, "ffn_norm.weight")
 		routed(&qwen, i)
 	}
-	return map[string]header{"glm4moe": glm, "qwen3moe": qwen}
+	all := map[string]header{"glm4moe": glm, "qwen3moe": qwen}
+
+	oss := model("gpt-oss", 2)
+	for key, v := range map[string]any{
+		"attention.sliding_window": uint32(8), "rope.scaling.type": "yarn", "rope.scaling.factor": float32(32),
+		"rope.scaling.original_context_length": uint32(16), "rope.scaling.yarn_beta_fast": float32(32), "rope.scaling.yarn_beta_slow": float32(1),
+	} {
+		oss.set("gpt-oss."+key, v)
+	}
+	oss.unset("gpt-oss.expert_weights_norm")
+	for i := range 2 {
+		p := fmt.Sprintf("blk.%d.", i)
+		layer(&oss, i, "post_attention_norm.weight")
+		routed(&oss, i)
+		oss.drop(p + "attn_q_norm.weight")
+		oss.drop(p + "attn_k_norm.weight")
+		oss.add(p+"attn_q.bias", 32)
+		oss.add(p+"attn_k.bias", 16)
+		oss.add(p+"attn_v.bias", 16)
+		oss.add(p+"attn_output.bias", 32)
+		oss.add(p+"attn_sinks.weight", 2)
+		oss.add(p+"ffn_gate_inp.bias", 4)
+		oss.add(p+"ffn_gate_exps.bias", 64, 4)
+		oss.add(p+"ffn_up_exps.bias", 64, 4)
+		oss.add(p+"ffn_down_exps.bias", 32, 4)
+	}
+	all["gpt-oss"] = oss
+
+	llama := model("llama4", 5)
+	for key, v := range map[string]any{
+		"expert_used_count": uint32(1), "feed_forward_length": uint32(96), "interleave_moe_layer_step": uint32(2),
+		"attention.sliding_window": uint32(8), "attention.temperature_length": uint32(8), "attention.temperature_scale": float32(0.1), "attention.qk_norm": true,
+		"rope.scaling.type": "llama3", "rope.scaling.factor": float32(8), "rope.scaling.original_context_length": uint32(16),
+		"rope.scaling.low_freq_factor": float32(1), "rope.scaling.high_freq_factor": float32(4), "expert_shared_count": uint32(1),
+	} {
+		llama.set("llama4."+key, v)
+	}
+	llama.unset("llama4.expert_weights_norm")
+	for i := range 5 {
+		p := fmt.Sprintf("blk.%d.", i)
+		layer(&llama, i, "ffn_norm.weight")
+		llama.drop(p + "attn_q_norm.weight")
+		llama.drop(p + "attn_k_norm.weight")
+		if i%2 == 0 {
+			llama.add(p+"ffn_gate.weight", 32, 96)
+			llama.add(p+"ffn_up.weight", 32, 96)
+			llama.add(p+"ffn_down.weight", 96, 32)
+			continue
+		}
+		routed(&llama, i)
+		llama.add(p+"ffn_gate_shexp.weight", 32, 64)
+		llama.add(p+"ffn_up_shexp.weight", 32, 64)
+		llama.add(p+"ffn_down_shexp.weight", 64, 32)
+	}
+	all["llama4"] = llama
+	return all
 }
 
 // describe writes the file, opens it and describes it.
@@ -147,7 +202,10 @@ func TestDescribe(t *testing.T) {
 	glm, qwen := common, common
 	glm.Arch, glm.Layers, glm.LeadingDense, glm.FF, glm.SharedExperts = "glm4moe", 3, 1, 96, 1
 	qwen.Arch, qwen.Layers = "qwen3moe", 2
-	nextn, noDense, plain, bare := glm, glm, qwen, qwen
+	nextn, noDense, plain, bare, oss, llama, rotated := glm, glm, qwen, qwen, common, common, common
+	oss.Arch, oss.Layers = "gpt-oss", 2
+	llama.Arch, llama.Layers, llama.LeadingDense, llama.FF, llama.SharedExperts, llama.TopK = "llama4", 5, 1, 96, 1, 1
+	rotated = llama
 	nextn.Layers, nextn.Nextn = 2, 1
 	noDense.SharedExperts = 0
 	plain.Name, plain.RopeDims, plain.KVHeads = "", 16, 2
@@ -192,6 +250,15 @@ func TestDescribe(t *testing.T) {
 		}, qwen, []int{0, 1}},
 		{"no list of tokens", "qwen3moe", func(h *header) { h.unset("tokenizer.ggml.tokens") }, bare, []int{0, 1}},
 		{"dims of 1 behind a vector", "qwen3moe", func(h *header) { h.tensor("output_norm.weight").Dims = []int64{32, 1, 1} }, qwen, []int{0, 1}},
+		{"all", "gpt-oss", func(*header) {}, oss, []int{0, 1}},
+		{"plain rotations", "gpt-oss", func(h *header) { h.unset("gpt-oss.rope.scaling.type") }, oss, []int{0, 1}},
+		{"all", "llama4", func(*header) {}, llama, []int{1, 3}},
+		{"defaults, frequencies divided by a tensor", "llama4", func(h *header) {
+			for _, key := range []string{"attention.sliding_window", "attention.temperature_length", "attention.temperature_scale", "attention.qk_norm", "rope.scaling.type", "expert_shared_count"} {
+				h.unset("llama4." + key)
+			}
+			h.add("rope_freqs.weight", 4)
+		}, rotated, []int{1, 3}},
 	} {
 		t.Run(tt.arch+"/"+tt.name, func(t *testing.T) {
 			h := headers()[tt.arch]
@@ -260,6 +327,21 @@ func TestDescribeRefuses(t *testing.T) {
 		{"softmax router", "glm4moe", set("glm4moe.expert_gating_func", uint32(1)), []string{"gating function 1", "sigmoid"}},
 		{"groups", "glm4moe", set("glm4moe.expert_group_count", uint32(8)), []string{"group-limited routing", "8 groups"}},
 		{"scaled rope", "qwen3moe", set("qwen3moe.rope.scaling.type", "yarn"), []string{`RoPE scaling "yarn"`}},
+		{"another scaling", "gpt-oss", set("gpt-oss.rope.scaling.type", "llama3"), []string{`RoPE scaling "llama3"`}},
+		{"window of 0", "gpt-oss", set("gpt-oss.attention.sliding_window", uint32(0)), []string{"gpt-oss.attention.sliding_window", "0"}},
+		{"sinks of another number", "gpt-oss", dims("blk.1.attn_sinks.weight", 3), []string{"blk.1.attn_sinks.weight has dims [3], want [2]"}},
+		{"biases turned round", "gpt-oss", dims("blk.1.ffn_up_exps.bias", 4, 64), []string{"blk.1.ffn_up_exps.bias has dims [4 64], want [64 4]"}},
+		{"two experts for a token", "llama4", set("llama4.expert_used_count", uint32(2)), []string{"2 experts used", "only 1"}},
+		{"another scaling", "llama4", set("llama4.rope.scaling.type", "yarn"), []string{`RoPE scaling "yarn"`, "llama3"}},
+		{"scaling backwards", "llama4", set("llama4.rope.scaling.factor", float32(0.5)), []string{"RoPE scaling by 0.5"}},
+		{"no order of turns", "llama4", set("llama4.rope.scaling.high_freq_factor", float32(1)), []string{"turns from 1 to 1"}},
+		{"a temperature below 0", "llama4", set("llama4.attention.temperature_scale", float32(-1)), []string{"temperature scale -1"}},
+		{"a temperature for no positions", "llama4", set("llama4.attention.temperature_length", uint32(0)), []string{"each 0 positions"}},
+		{"norms with weights", "llama4", func(h *header) {
+			h.add("blk.0.attn_q_norm.weight", 16)
+			h.add("blk.0.attn_k_norm.weight", 16)
+		}, []string{"blk.0 has weights for the norms of q and k"}},
+		{"two shared experts", "llama4", set("llama4.expert_shared_count", uint32(2)), []string{"llama4.expert_shared_count is 2"}},
 		{"count of 0", "qwen3moe", set("qwen3moe.block_count", uint32(0)), []string{"qwen3moe.block_count", "0"}},
 		{"count too large", "qwen3moe", set("qwen3moe.embedding_length", uint32(1<<31)), []string{"qwen3moe.embedding_length is 2147483648"}},
 		{"negative count", "qwen3moe", set("qwen3moe.expert_count", int32(-4)), []string{"qwen3moe.expert_count", "-4"}},
@@ -318,7 +400,7 @@ func TestEveryTensorIsNeeded(t *testing.T) {
 			without := header{h.meta, slices.Clone(h.tensors)}
 			without.drop(x.Name)
 			_, err := without.describe(t)
-			if x.Name == optional[0] || strings.HasSuffix(x.Name, optional[1]) || strings.HasSuffix(x.Name, optional[2]) {
+			if arch != "gpt-oss" && strings.HasSuffix(x.Name, optional[1]) || x.Name == optional[0] || strings.HasSuffix(x.Name, optional[2]) {
 				if err != nil {
 					t.Errorf("%s without %s: %v", arch, x.Name, err)
 				}
