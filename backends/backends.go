@@ -64,6 +64,14 @@ type Attention struct {
 	Window int       // sees keys p-Window+1..p alone; 0: no window
 	Chunk  int       // sees keys from the last multiple of Chunk up to p; 0: no chunks
 	Sinks  []float32 // [query heads] a score without a value, in the softmax of its head; nil: none
+	Keys   Keys      // sees those of its row alone; nil: all. Without window, chunks and sinks
+}
+
+// Keys are, for each position of a batch, the keys that its query sees, kept
+// where its backend keeps them.
+type Keys interface {
+	Len() int  // positions now in the batch
+	Most() int // keys of one position
 }
 
 // First is the first key that a query at position p sees.
@@ -111,9 +119,11 @@ func ParseKV(s string) (KVType, error) {
 }
 
 // KVShape is the size of a key-value cache: for each layer and position, Heads
-// keys of KeyDim floats and Heads values of ValueDim floats.
+// keys of KeyDim floats and Heads values of ValueDim floats. A ValueDim of 0 is a
+// cache of keys alone, for ChooseKeys.
 type KVShape struct {
 	Layers, Positions, Heads, KeyDim, ValueDim int
+	Latent                                     bool // a value is the first ValueDim floats of its key, which are kept once
 	Type                                       KVType
 }
 
@@ -129,7 +139,11 @@ func (s KVShape) Bytes() int64 {
 			return int64(dim) / 32 * 36
 		}
 	}
-	return int64(s.Layers) * int64(s.Positions) * int64(s.Heads) * (row(s.KeyDim) + row(s.ValueDim))
+	each := row(s.KeyDim)
+	if !s.Latent {
+		each += row(s.ValueDim)
+	}
+	return int64(s.Layers) * int64(s.Positions) * int64(s.Heads) * each
 }
 
 // A KV is a key-value cache of one sequence, kept by its backend.
@@ -199,12 +213,16 @@ type Backend interface {
 	NewVec(capacity, dim int) (Vec, error)
 	NewKV(KVShape) (KV, error)
 	NewDelta(DeltaShape) (Delta, error)
+	NewKeys(capacity, most int) (Keys, error)
 
 	Embed(x Vec, table Matrix, ids []int32)                   // x [len(ids), dim] = rows of the table, dequantized
 	RMSNorm(y, x Vec, weight []float32, eps float32)          // y = x normalised in runs of len(weight), which divides dim; y may be x
 	MatMul(y []Vec, w []Linear, x Vec)                        // y[i] [n, rows] = x [n, cols] times w[i] [rows, cols] transposed, + bias
+	LayerNorm(y, x Vec, weight, bias []float32, eps float32)  // y = x without its mean, normalised, in runs as RMSNorm, + bias; y may be x
+	MatMulHeads(y Vec, w []Matrix, x Vec)                     // head h of x [n, heads*(cols+rest)]: its first cols times w[h], then its rest, is head h of y [n, heads*(rows+rest)]
 	RoPE(x Vec, headDim int, rope *Rope, pos int)             // row i of x, in place, at position pos+i, head by head
-	Store(kv KV, layer, pos int, k, v Vec)                    // rows of k and v become positions pos, pos+1, ... of the cache
+	Store(kv KV, layer, pos int, k, v Vec)                    // rows of k and v become positions pos, pos+1, ... of the cache; of a latent one k is what follows v in a key; v is nil without values
+	ChooseKeys(keys Keys, q, w Vec, kv KV, layer, pos int)    // of row i, the Most best keys 0..pos+i by the sum over heads h of w[h]*max(q[h].k, 0); a tie goes to the lower
 	Attend(y, q Vec, kv KV, layer, pos int, a *Attention)     // y [n, heads*valueDim]; row i of q, at pos+i, sees keys a.First(pos+i)..pos+i
 	ExpertGroup(out Vec, k int, jobs []Job, x Vec)            // out row r = expert of x row r/k, for each job's rows; other rows stay
 	Combine(x, out Vec, k int, weights []float32, shared Vec) // x = x + (((+0 + w0*out0) + w1*out1 ...) + shared); shared may be nil

@@ -237,11 +237,11 @@ func cached(t backends.KVType, x []float32) []float32 {
 }
 
 // attend is one query of one head over keys and values, one slice a position up
-// to its own, as far as it sees them.
-func attend(q []float32, k, v [][]float32, head int, how *backends.Attention) []float32 {
+// to its own, as far as it sees them; chosen are those of how.Keys, nil: all.
+func attend(q []float32, k, v [][]float32, head int, how *backends.Attention, chosen []bool) []float32 {
 	n := len(k)
 	seen := func(i int) bool {
-		return (how.Window == 0 || i > n-1-how.Window) && (how.Chunk == 0 || i/how.Chunk == (n-1)/how.Chunk)
+		return (chosen == nil || chosen[i]) && (how.Window == 0 || i > n-1-how.Window) && (how.Chunk == 0 || i/how.Chunk == (n-1)/how.Chunk)
 	}
 	score := make([]float32, n)
 	top := float32(math.Inf(-1))

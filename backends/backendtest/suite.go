@@ -23,6 +23,7 @@ func Run(t *testing.T, open func() backends.Backend) {
 		{"RMSNorm", testRMSNorm}, {"RoPE", testRoPE}, {"Attend", testAttend}, {"ExpertGroup", testExpertGroup},
 		{"Combine", testCombine}, {"Add", testAdd}, {"ScaleRows", testScaleRows}, {"Scale", testScale}, {"SigmoidGate", testSigmoidGate},
 		{"DeltaNet", testDeltaNet}, {"Split", testSplit}, {"ActivationError", testActivationError},
+		{"Latent", testLatent}, {"LayerNorm", testLayerNorm}, {"MatMulHeads", testMatMulHeads},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			be := open()
@@ -334,7 +335,7 @@ func testAttend(b *bench) {
 								hk = append(hk, keys[(j*c.kvHeads+g)*c.keyDim:][:c.keyDim])
 								hv = append(hv, values[(j*c.kvHeads+g)*c.valueDim:][:c.valueDim])
 							}
-							want = append(want, attend(q[(p*c.heads+h)*c.keyDim:][:c.keyDim], hk, hv, h, &how)...)
+							want = append(want, attend(q[(p*c.heads+h)*c.keyDim:][:c.keyDim], hk, hv, h, &how, nil)...)
 						}
 					}
 					b.wants(fmt.Sprintf("%+v %v at %d, %+v", c, typ, pos, how), y, want)
@@ -489,6 +490,12 @@ func testActivationError(b *bench) {
 	}
 	good := b.upload(Vectors(b.rng, 1, dim, 0), dim)
 	b.be.Store(kv, 0, 0, good, good)
+	b.be.Store(kv, 0, 1, good, good)
+	set, err := b.be.NewKeys(1, 1)
+	if err != nil {
+		b.Fatal(err)
+	}
+	half, one := b.matrix(quant.Q5_0, dim/2, dim/2), b.upload([]float32{1e-10}, 1)
 	y := b.vec(1, dim)
 	matMul := func(t quant.Type) func(backends.Vec) {
 		w := []backends.Linear{{Matrix: b.matrix(t, dim, dim)}}
@@ -503,6 +510,9 @@ func testActivationError(b *bench) {
 		{"RMSNorm", func(x backends.Vec) { b.be.RMSNorm(y, x, weight, 1e-6) }},
 		{"Store", func(x backends.Vec) { b.be.Store(kv, 0, 1, x, good) }},
 		{"Store", func(x backends.Vec) { b.be.Store(kv, 0, 1, good, x) }},
+		{"LayerNorm", func(x backends.Vec) { b.be.LayerNorm(y, x, weight, weight, 1e-6) }},
+		{"MatMulHeads", func(x backends.Vec) { b.be.MatMulHeads(y, []backends.Matrix{half, half}, x) }},
+		{"ChooseKeys", func(x backends.Vec) { b.be.ChooseKeys(set, x, one, kv, 0, 1) }},
 		{"Attend", func(x backends.Vec) { b.be.Attend(y, x, kv, 0, 0, &backends.Attention{Scale: 1}) }},
 		{"DeltaNet", func(x backends.Vec) { b.deltaOf(x, nil) }},
 		{"DeltaNet", func(x backends.Vec) { b.deltaOf(nil, x) }},

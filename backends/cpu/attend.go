@@ -51,8 +51,11 @@ func (b *Backend) Attend(y, q backends.Vec, kv backends.KV, layer, pos int, how 
 	if layer < 0 || layer >= s.Layers || pos < 0 || pos+from.n > s.Positions {
 		panic(fmt.Sprintf("backends/cpu: Attend: layer %d, positions %d to %d of a cache of shape %+v", layer, pos, pos+from.n, *s))
 	}
-	if how.Window < 0 || how.Chunk < 0 || how.Sinks != nil && len(how.Sinks) != heads {
-		panic(fmt.Sprintf("backends/cpu: Attend: a window of %d, chunks of %d, %d sinks for %d heads", how.Window, how.Chunk, len(how.Sinks), heads))
+	if set, ok := how.Keys.(*keys); ok && (set.n != from.n || how.Window != 0 || how.Chunk != 0 || how.Sinks != nil) {
+		panic(fmt.Sprintf("backends/cpu: Attend: keys chosen for %d of %d positions, with a window of %d, chunks of %d, %d sinks", set.n, from.n, how.Window, how.Chunk, len(how.Sinks)))
+	}
+	if s.ValueDim == 0 || how.Window < 0 || how.Chunk < 0 || how.Sinks != nil && len(how.Sinks) != heads {
+		panic(fmt.Sprintf("backends/cpu: Attend: values of %d, a window of %d, chunks of %d, %d sinks for %d heads", s.ValueDim, how.Window, how.Chunk, len(how.Sinks), heads))
 	}
 	to.SetLen(from.n)
 	if from.n == 0 {
@@ -92,7 +95,12 @@ func (a *attendStep) run(w *worker, lo, hi int) {
 	k := w.k.cacheFor(&a.c.shape)
 	for ; lo < hi; lo++ {
 		first := lo % a.runs * a.perRun
-		a.one(w, k, lo/a.runs, first, min(a.perRun, a.queries-first))
+		n := min(a.perRun, a.queries-first)
+		if a.how.Keys != nil {
+			a.chosen(w, k, lo/a.runs, first, n)
+			continue
+		}
+		a.one(w, k, lo/a.runs, first, n)
 	}
 }
 
@@ -135,7 +143,7 @@ func (a *attendStep) one(w *worker, k *cacheKernels, h, first, n int) {
 		}
 		for b := max(c, least); b < min(c+arith.Chunk, all); b += keyBlock {
 			rows := min(keyBlock, all-b)
-			values := a.c.v.get(k, a.c.row(a.layer, h, b), rows, t.rows)
+			values := a.c.values(k, a.c.row(a.layer, h, b), rows, t.rows)
 			for i := from; i < end && a.start(first+i) < b+keyBlock; i++ {
 				if seen := min(rows, a.keys(first+i)-b); seen > 0 {
 					k.weigh(a.part(t, c, h, first, i), t.score[i*stride+b:][:seen], values)

@@ -32,6 +32,9 @@ type Backend struct {
 	rope        ropeStep
 	store       storeStep
 	attend      attendStep
+	layerNorm   layerNormStep
+	heads       headStep
+	index       indexStep
 	experts     expertStep
 	sum         combineStep
 	add         addStep

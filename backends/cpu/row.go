@@ -149,6 +149,7 @@ type scratch struct {
 	floats   floatScratch
 	attend   attendScratch
 	delta    deltaScratch
+	index    indexScratch
 }
 
 // A packing names the positions whose codes a worker holds packed, so that
