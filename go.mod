@@ -10,3 +10,5 @@ require (
 	github.com/spf13/pflag v1.1.0
 	golang.org/x/sys v0.50.0
 )
+
+require golang.org/x/text v0.44.0

@@ -99,7 +99,7 @@ func TestStagesSumToDecodeTime(t *testing.T) {
 		t.Skip("the checks of this build add time between the stages")
 	}
 	e := open(t, Options{Path: demo, Cap: 8, Ctx: 128, Threads: 1})
-	prompt := e.Tokens.EncodePrompt(psalm)
+	prompt := must(e.Tokens.EncodePrompt(psalm))
 	best := math.Inf(1)
 	for range 5 {
 		r := generate(t, e, prompt, 60)

@@ -415,10 +415,18 @@ func (e *Engine) Close() error {
 	return errors.Join(errs...)
 }
 
-// Tokenizer makes the tokenizer that a model file describes.
+// Tokenizer makes the tokenizer that a model file describes, or the
+// tokenizer.json beside it.
 func Tokenizer(f *storage.Model) (*tokenizer.Tokenizer, error) {
+	h, ok, err := tokenizer.ReadHF(f.Meta)
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		return tokenizer.NewHF(h)
+	}
 	if f.Meta.Has("hf.config.json") {
-		return nil, errors.New("engine: the tokenizer of a Hugging Face directory cannot be read yet: give token ids to sluice logits --ids, or use the model as GGUF")
+		return nil, errors.New("engine: there is no tokenizer.json beside the model's config.json: download it too, or give token ids to sluice logits --ids")
 	}
 	v, err := tokenizer.ReadVocab(f.Meta)
 	if err != nil {

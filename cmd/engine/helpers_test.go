@@ -141,7 +141,7 @@ func allLogits(t testing.TB, e *Engine, ids []int32) (logits, hidden []float32) 
 // heldout is the first n tokens of a text that no model was trained on.
 func heldout(t testing.TB, e *Engine, n int) []int32 {
 	t.Helper()
-	ids := e.Tokens.Encode(readText(t, "testdata/heldout.txt"), false)
+	ids := must(e.Tokens.Encode(readText(t, "testdata/heldout.txt"), false))
 	if len(ids) < n {
 		t.Fatalf("heldout.txt has %d tokens, want %d", len(ids), n)
 	}
@@ -322,4 +322,12 @@ func same(t testing.TB, what string, got, want []float32) {
 			return
 		}
 	}
+}
+
+// must is a result that cannot fail here.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }

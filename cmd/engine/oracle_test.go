@@ -130,7 +130,7 @@ func TestDemoTexts(t *testing.T) {
 	e := open(t, Options{Path: demo, Ctx: 128})
 	n, agree := 0, 0
 	for name, o := range texts {
-		if ids := e.Tokens.EncodePrompt(o.Text); !slices.Equal(ids, o.InputIDs) {
+		if ids := must(e.Tokens.EncodePrompt(o.Text)); !slices.Equal(ids, o.InputIDs) {
 			t.Errorf("%s: %q is tokens %v, want %v", name, o.Text, ids, o.InputIDs)
 		}
 		if text := e.Tokens.Decode(o.GreedyIDs, true); text != o.GreedyText {
@@ -166,7 +166,7 @@ func TestPerplexity(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := open(t, Options{Path: tt.path(t), Ctx: 512})
-			all := e.Tokens.Encode(readText(t, "testdata/heldout.txt"), false)
+			all := must(e.Tokens.Encode(readText(t, "testdata/heldout.txt"), false))
 			heard := 0
 			p, err := moe.MeasurePerplexity(context.Background(), e.Model, all, 512, -1, func(done, of int, so moe.Perplexity) {
 				if heard++; done != heard || of != 22 || so.Chunks != done || so.Tokens != done*255 {

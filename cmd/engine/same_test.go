@@ -212,7 +212,7 @@ func TestKnownAnswer(t *testing.T) {
 		{backends.KVQ8, what, 0x14f072cb}, // the unquantized weights say so too
 	} {
 		e := open(t, Options{Path: demo, Cap: 8, KV: tt.kv})
-		r := generate(t, e, e.Tokens.EncodePrompt(psalm), 24)
+		r := generate(t, e, must(e.Tokens.EncodePrompt(psalm)), 24)
 		if got := e.Tokens.Decode(r.IDs, false); got != tt.text || r.Witness != tt.witness {
 			t.Errorf("kv %v: %q, logits %08x; want %q, %08x", tt.kv, got, r.Witness, tt.text, tt.witness)
 		}

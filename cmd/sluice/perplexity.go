@@ -65,7 +65,10 @@ func perplexityCommand(ctx context.Context, s streams, args []string) error {
 	}
 	defer e.Close()
 	defer drives(s, e)
-	ids := e.Tokens.Encode(string(text), false)
+	ids, err := e.Tokens.Encode(string(text), false)
+	if err != nil {
+		return err
+	}
 	bos, add := e.Tokens.BOS()
 	if add {
 		ids = append([]int32{bos}, ids...)

@@ -204,8 +204,14 @@ func encodePrompt(ctx context.Context, p *engine.Plan, text string, asChat bool)
 			return nil, err
 		}
 	}
-	ids := p.Tokens.EncodePrompt(text)
+	encode := p.Tokens.EncodePrompt
+	if asChat {
+		encode = p.Tokens.EncodeChat
+	}
+	ids, err := encode(text)
 	switch {
+	case err != nil:
+		return nil, err
 	case len(ids) == 0:
 		return nil, usagef("the text is empty: there is nothing to continue")
 	case len(ids) > p.Config.Ctx:

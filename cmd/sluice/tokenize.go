@@ -43,14 +43,22 @@ func tokenizeCommand(ctx context.Context, s streams, args []string) error {
 			return err
 		}
 		for _, text := range texts {
-			all = append(all, t.Encode(text, false))
+			ids, err := t.Encode(text, false)
+			if err != nil {
+				return err
+			}
+			all = append(all, ids)
 		}
 	} else {
 		text, err := readFile(ctx, s, "-")
 		if err != nil {
 			return fmt.Errorf("read standard input: %w", err)
 		}
-		all = append(all, t.EncodePrompt(string(text)))
+		ids, err := t.EncodePrompt(string(text))
+		if err != nil {
+			return err
+		}
+		all = append(all, ids)
 	}
 	switch {
 	case *asJSON && *cases:

@@ -89,13 +89,18 @@ func (e *encoder) bpe(ids []int32, piece []byte) []int32 {
 	for i := 0; i >= 0; i = e.syms[i].next {
 		ids = append(ids, e.syms[i].id)
 	}
-	if len(piece) <= maxSeenLen && len(e.seen) < maxSeen {
+	e.remember(ids[from:])
+	return ids
+}
+
+// remember keeps the ids of e.piece for the next time that it comes.
+func (e *encoder) remember(ids []int32) {
+	if len(e.piece) <= maxSeenLen && len(e.seen) < maxSeen {
 		if e.seen == nil {
 			e.seen = make(map[string][]int32)
 		}
-		e.seen[string(piece)] = append([]int32(nil), ids[from:]...)
+		e.seen[string(e.piece)] = append([]int32(nil), ids...)
 	}
-	return ids
 }
 
 // spm appends the ids of text in a llama vocabulary: characters, merged into

@@ -1,6 +1,7 @@
 // Package tokenizer turns text into token ids and back, with the vocabulary of
-// a model file: byte-level BPE ("gpt2" in GGUF) and the score-driven BPE of
-// SentencePiece ("llama"). The ids are those of the reference implementations;
+// a model file: byte-level BPE ("gpt2" in GGUF), the score-driven BPE of
+// SentencePiece ("llama"), and what a tokenizer.json of Hugging Face describes
+// (NewHF). The ids are those of the reference implementations;
 // RATIONALE.md says which of them decides where they differ.
 package tokenizer
 
@@ -59,6 +60,8 @@ type Tokenizer struct {
 	merges map[uint64]merge // gpt2: by left<<32 | right
 	whole  map[string]int32 // gpt2: pieces that are taken whole, merges or not; nil if the family has no such rule
 	split  splitter
+
+	hf *pipeline // tokenizer.json; nil: GGUF
 
 	marks  [256][]int32 // special tokens by their first byte, longest first
 	hidden []bool       // ids that print only on request
@@ -303,13 +306,31 @@ func (t *Tokenizer) BOS() (id int32, add bool) { return t.bos, t.addBOS }
 func (t *Tokenizer) EOS() int32 { return t.eos }
 
 // EncodePrompt encodes a prompt with its special tokens, after BOS if the file
-// wants it and the text does not begin with it.
-func (t *Tokenizer) EncodePrompt(text string) []int32 {
-	ids := t.Encode(text, true)
-	if t.addBOS && (len(ids) == 0 || ids[0] != t.bos) {
+// wants it and the text does not begin with it. A tokenizer.json may want other
+// tokens before and after a text.
+func (t *Tokenizer) EncodePrompt(text string) ([]int32, error) {
+	ids, err := t.Encode(text, true)
+	switch {
+	case err != nil:
+		return nil, err
+	case t.hf != nil:
+		if n := len(t.hf.before); len(ids) < n || !slices.Equal(ids[:n], t.hf.before) {
+			ids = slices.Concat(t.hf.before, ids)
+		}
+		ids = append(ids, t.hf.after...)
+	case t.addBOS && (len(ids) == 0 || ids[0] != t.bos):
 		ids = slices.Insert(ids, 0, t.bos)
 	}
-	return ids
+	return ids, nil
+}
+
+// EncodeChat encodes what a chat template made. As EncodePrompt for a GGUF file;
+// beside a tokenizer.json a template writes BOS itself if it wants it.
+func (t *Tokenizer) EncodeChat(text string) ([]int32, error) {
+	if t.hf != nil {
+		return t.Encode(text, true)
+	}
+	return t.EncodePrompt(text)
 }
 
 // Encode turns text into ids, without BOS. With special, the texts of control
@@ -317,9 +338,16 @@ func (t *Tokenizer) EncodePrompt(text string) []int32 {
 // that a user's words cannot pose as the format. Texts of user-defined tokens
 // are those tokens always. Where several could begin, the longest does.
 //
-// Bytes that are not UTF-8 count as U+FFFD in a gpt2 vocabulary, and are kept
-// in a llama one.
-func (t *Tokenizer) Encode(text string, special bool) []int32 {
+// Bytes that are not UTF-8 count as U+FFFD, but are kept in a llama vocabulary.
+// Only a tokenizer.json can give an error: its expressions may take too long.
+func (t *Tokenizer) Encode(text string, special bool) ([]int32, error) {
+	if t.hf != nil {
+		ids, err := t.hf.encode(&encoder{t: t}, text, special)
+		if err != nil {
+			return nil, fmt.Errorf("tokenizer: tokenizer.json: %w", err)
+		}
+		return ids, nil
+	}
 	ids := make([]int32, 0, len(text)/3+1)
 	e := encoder{t: t}
 	start, fresh := 0, true // text[start:i] is plain; fresh: nothing or a special token is before it
@@ -340,7 +368,7 @@ func (t *Tokenizer) Encode(text string, special bool) []int32 {
 		start, fresh = i, true
 	}
 	flush(len(text))
-	return ids
+	return ids, nil
 }
 
 // initMarks sorts the special tokens for markAt.
@@ -418,6 +446,11 @@ func (t *Tokenizer) Decode(ids []int32, special bool) string {
 	s := out.String()
 	if t.prefix && len(ids) > 0 && t.piece(ids[0], false) != "" {
 		s = strings.TrimPrefix(s, " ")
+	}
+	if t.hf != nil {
+		for i := 0; i < t.hf.stripMost && strings.HasPrefix(s, t.hf.strip); i++ {
+			s = s[len(t.hf.strip):]
+		}
 	}
 	return s
 }

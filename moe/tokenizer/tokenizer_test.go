@@ -42,7 +42,7 @@ func TestMergeOrder(t *testing.T) {
 			}
 			want = slices.Replace(want, at, at+2, want[at]+want[at+1])
 		}
-		if got := texts(tok, tok.Encode(b.String(), true)); !slices.Equal(got, want) {
+		if got := texts(tok, must(tok.Encode(b.String(), true))); !slices.Equal(got, want) {
 			t.Fatalf("%s: got %q, want %q", b.String(), got, want)
 		}
 	}
@@ -77,7 +77,7 @@ func TestScoreOrder(t *testing.T) {
 				want[i] = "<0x63>"
 			}
 		}
-		if got := texts(tok, tok.Encode(b.String(), true)); !slices.Equal(got, want) {
+		if got := texts(tok, must(tok.Encode(b.String(), true))); !slices.Equal(got, want) {
 			t.Fatalf("%q: got %q, want %q", b.String(), got, want)
 		}
 	}
@@ -102,7 +102,7 @@ func TestSpecialTokens(t *testing.T) {
 		{"<unk>", false, "< u n k >"},
 		{"", true, ""},
 	} {
-		if got := strings.Join(texts(tok, tok.Encode(c.text, c.special)), " "); got != c.want {
+		if got := strings.Join(texts(tok, must(tok.Encode(c.text, c.special))), " "); got != c.want {
 			t.Errorf("%q, special %v: got %s, want %s", c.text, c.special, got, c.want)
 		}
 	}
@@ -122,13 +122,13 @@ func TestSpecialTokens(t *testing.T) {
 		{"<s>", true, "<s>"},
 		{"", true, ""},
 	} {
-		if got := strings.Join(texts(tok, tok.Encode(c.text, c.special)), " "); got != c.want {
+		if got := strings.Join(texts(tok, must(tok.Encode(c.text, c.special))), " "); got != c.want {
 			t.Errorf("llama: %q, special %v: got %s, want %s", c.text, c.special, got, c.want)
 		}
 	}
 	no := false
 	s.AddSpacePrefix = &no
-	if got := texts(mustNew(t, s), mustNew(t, s).Encode("a", true)); !slices.Equal(got, []string{"a"}) {
+	if got := texts(mustNew(t, s), must(mustNew(t, s).Encode("a", true))); !slices.Equal(got, []string{"a"}) {
 		t.Errorf("llama without a space before text: got %q", got)
 	}
 }
@@ -141,7 +141,7 @@ func TestIgnoredMerges(t *testing.T) {
 	for pre, want := range map[string]string{"llama-bpe": "xyz", "glm4": "xy z"} {
 		v.Pre = pre
 		tok := mustNew(t, v)
-		if got := strings.Join(texts(tok, tok.Encode("xyz", true)), " "); got != want {
+		if got := strings.Join(texts(tok, must(tok.Encode("xyz", true))), " "); got != want {
 			t.Errorf("%s: got %s, want %s", pre, got, want)
 		}
 	}
@@ -151,7 +151,7 @@ func TestMissingBytes(t *testing.T) {
 	v := spm("a")
 	v.Tokens[3+0xE4], v.Types[3+0xE4] = "gap", Normal
 	tok := mustNew(t, v)
-	got := strings.Join(texts(tok, tok.Encode("aä世", true)), " ") // 世 is E4 B8 96
+	got := strings.Join(texts(tok, must(tok.Encode("aä世", true))), " ") // 世 is E4 B8 96
 	if want := "<0xE2> <0x96> <0x81> a <0xC3> <0xA4> <unk>"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -179,8 +179,8 @@ func TestBOS(t *testing.T) {
 			t.Errorf("%s: BOS %q, add %v", c.name, tok.Text(id), add)
 		}
 		for _, text := range []string{"a", "<s>a", ""} {
-			got := tok.EncodePrompt(text)
-			want := tok.Encode(text, true)
+			got := must(tok.EncodePrompt(text))
+			want := must(tok.Encode(text, true))
 			if c.add && text != "<s>a" {
 				want = slices.Insert(want, 0, id)
 			}
@@ -249,7 +249,7 @@ func TestPiece(t *testing.T) {
 
 	// Harmony's marks print, or its channels would run together.
 	tok = mustNew(t, tiny("gpt-2", []string{"a b"}, "<|channel|>", "<|message|>", "<|return|>", "<|call|>"))
-	if got := tok.Decode(tok.Encode("<|channel|>a<|message|>b<|return|>", true), false); got != "<|channel|>a<|message|>b" {
+	if got := tok.Decode(must(tok.Encode("<|channel|>a<|message|>b<|return|>", true)), false); got != "<|channel|>a<|message|>b" {
 		t.Errorf("harmony: got %q", got)
 	}
 
@@ -294,7 +294,7 @@ func TestDecoder(t *testing.T) {
 	for range 500 {
 		text := randomText(r, 20)
 		check(bytesOf(text), text)
-		check(tok.Encode(text, false), text)
+		check(must(tok.Encode(text, false)), text)
 	}
 	const bad = "\uFFFD"
 	for in, want := range map[string]string{
@@ -350,7 +350,7 @@ func TestRoundTrip(t *testing.T) {
 					if tok.spm {
 						want = strings.ReplaceAll(text, space, " ") // it writes both the same
 					}
-					if got := tok.Decode(tok.Encode(text, special), true); got != want {
+					if got := tok.Decode(must(tok.Encode(text, special)), true); got != want {
 						t.Fatalf("%q: comes back as %q", text, got)
 					}
 				}
@@ -371,7 +371,7 @@ func FuzzEncode(f *testing.F) {
 	llama := mustNew(f, spm("▁a", "a", "b", "ab", "▁▁", "<", "<s", "世", "▁"))
 	f.Fuzz(func(t *testing.T, text string, special bool) {
 		for _, tok := range []*Tokenizer{gpt2, llama} {
-			ids := tok.Encode(text, special)
+			ids := must(tok.Encode(text, special))
 			var got []byte
 			for _, id := range ids {
 				if id < 0 || int(id) >= tok.Size() {
@@ -405,7 +405,7 @@ func BenchmarkEncode(b *testing.B) {
 		b.Run("vocab="+name, func(b *testing.B) {
 			b.SetBytes(int64(len(text)))
 			for b.Loop() {
-				tok.Encode(text, true)
+				must(tok.Encode(text, true))
 			}
 		})
 	}

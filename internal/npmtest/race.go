@@ -1,0 +1,5 @@
+//go:build race
+
+package npmtest
+
+const raceEnabled = true
