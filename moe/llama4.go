@@ -38,7 +38,7 @@ type llama4Layer struct {
 
 const (
 	llama4Chunk = 8192 // keys of a chunk, which GGUF files do not tell
-	llama4Every = 4    // of so many layers the last sees all keys
+	llama4Every = 4    // of so many layers the last sees all keys; neither does this one
 )
 
 func openLlama4(l *loader, spec *Spec, positions int) layers {
@@ -56,8 +56,10 @@ func openLlama4(l *loader, spec *Spec, positions int) layers {
 	m := &llama4{eps: l.epsilon()}
 	rope := l.llama4Rope(spec, positions)
 	chunk := l.or("attention.sliding_window", llama4Chunk, maxCtx) // 0: every layer sees all keys and rotates
-	var norm []float32                                             // of q and k, without weights
-	if l.bool("attention.qk_norm", spec.Experts != 128) {          // a GGUF file has no such key; of the published models the one with 128 experts has no norm
+	global := l.llama4Global(spec.Layers, chunk != 0)
+	l.llama4Layers(spec.Layers, step)
+	var norm []float32                                            // of q and k, without weights
+	if l.bool("attention.qk_norm", l.hf || spec.Experts != 128) { // a GGUF file has no such key; of the published models the one with 128 experts has no norm
 		norm = make([]float32, spec.HeadDim)
 		for i := range norm {
 			norm[i] = 1
@@ -72,7 +74,7 @@ func openLlama4(l *loader, spec *Spec, positions int) layers {
 			l.fail("blk.%d has weights for the norms of q and k: this is another variant of the architecture", i)
 		}
 		w.attn.qNorm, w.attn.kNorm, w.attn.how.Chunk = norm, norm, chunk
-		if chunk != 0 && (i+1)%llama4Every == 0 {
+		if global[i] {
 			w.attn.qNorm, w.attn.kNorm, w.attn.rope, w.attn.how.Chunk = nil, nil, nil, 0
 			w.temperature = temperature
 		}
@@ -100,6 +102,66 @@ func openLlama4(l *loader, spec *Spec, positions int) layers {
 		}
 	}
 	return m
+}
+
+// llama4Naming is Hugging Face's: gate and up of an expert one behind the other,
+// and transposed; or, in quantized files, each expert by itself.
+func llama4Naming() naming {
+	const ffn = "model.layers.N.feed_forward."
+	return naming{
+		tensors: map[string][]string{
+			"blk.N.ffn_gate":             {ffn + "gate_proj"},
+			"blk.N.ffn_up":               {ffn + "up_proj"},
+			"blk.N.ffn_down":             {ffn + "down_proj"},
+			"blk.N.ffn_gate_inp":         {ffn + "router"},
+			"blk.N.ffn_gate_exps.weight": {ffn + "experts.*.gate_proj.weight", ffn + "experts.gate_up_proj[T0/2]"},
+			"blk.N.ffn_up_exps.weight":   {ffn + "experts.*.up_proj.weight", ffn + "experts.gate_up_proj[T1/2]"},
+			"blk.N.ffn_down_exps.weight": {ffn + "experts.*.down_proj.weight", ffn + "experts.down_proj[T]"},
+			"blk.N.ffn_gate_shexp":       {ffn + "shared_expert.gate_proj"},
+			"blk.N.ffn_up_shexp":         {ffn + "shared_expert.up_proj"},
+			"blk.N.ffn_down_shexp":       {ffn + "shared_expert.down_proj"},
+		},
+		keys: map[string][]string{
+			"feed_forward_length":           {"intermediate_size_mlp"},
+			"expert_feed_forward_length":    {"intermediate_size"},
+			"attention.sliding_window":      {"attention_chunk_size"},
+			"attention.no_rope_interval":    {"no_rope_layer_interval"},
+			"attention.temperature_scale":   {"attn_scale"},
+			"attention.temperature_length":  {"floor_scale"},
+			"attention.qk_norm":             {"use_qk_norm"},
+			"rope.scaling.low_freq_factor":  {"rope_parameters.low_freq_factor", "rope_scaling.low_freq_factor"},
+			"rope.scaling.high_freq_factor": {"rope_parameters.high_freq_factor", "rope_scaling.high_freq_factor"},
+		},
+	}
+}
+
+// llama4Global says which layers see all keys and do not rotate: of a model with
+// chunks every fourth, or those that a config.json marks with 0 among its
+// no_rope_layers.
+func (l *loader) llama4Global(n int, chunks bool) []bool {
+	global := make([]bool, n)
+	every := l.or("attention.no_rope_interval", llama4Every, maxLayers)
+	marks, told := l.file.Meta.Ints(hfPrefix + "no_rope_layers")
+	if told && len(marks) != n || every < 1 {
+		l.fail("no_rope_layers has %d entries for %d layers, or no_rope_layer_interval is %d: they must fit", len(marks), n, every)
+		return global
+	}
+	for i := range global {
+		global[i] = chunks && (told && marks[i] == 0 || !told && (i+1)%every == 0)
+	}
+	return global
+}
+
+// llama4Layers refuses a config.json that lists other layers with experts than
+// every step-th.
+func (l *loader) llama4Layers(n, step int) {
+	have, told := l.file.Meta.Ints(hfPrefix + "moe_layers")
+	for i := 0; told && i < max(len(have), n/step); i++ {
+		if i >= len(have) || i >= n/step || have[i] != int64((i+1)*step-1) {
+			l.fail("the layers with experts are %v of %d, not every one in %d: this is not supported", have, n, step)
+			return
+		}
+	}
 }
 
 // llama4Rope is the rotations of neighbouring pairs. For long contexts the
@@ -143,6 +205,12 @@ func (l *loader) llama4Rope(spec *Spec, positions int) *backends.Rope {
 // see all keys: 1 + scale*ln(1 + floor((position+1)/length)); nil for a scale of 0.
 func (l *loader) llama4Temperature(positions int) []float32 {
 	scale, length := l.float("attention.temperature_scale", 0.1), l.or("attention.temperature_length", 8192, maxCtx)
+	if l.hf { // where it may be switched off
+		switch on := l.file.Meta.Value(hfPrefix + "attn_temperature_tuning"); on {
+		case false, int64(0):
+			scale = 0
+		}
+	}
 	if scale == 0 {
 		return nil
 	}
@@ -190,7 +258,9 @@ func (w *llama4Layer) attend(ctx context.Context, l int, s *state) error {
 }
 
 func (m *llama4) warm(s *state, last int) {
-	for i := range min(llama4Every, len(m.layer)) {
-		m.layer[i].attn.warm(s, last)
+	for i := range m.layer { // of each kind one
+		if a := &m.layer[i].attn; i == 0 || a.how.Chunk != m.layer[i-1].attn.how.Chunk {
+			a.warm(s, last)
+		}
 	}
 }

@@ -29,6 +29,8 @@ type loader struct {
 	weights Weights        // nil: describe only
 	dense   []tiers.Tensor // asked for so far
 	err     error
+
+	floatBytes int64 // that floats makes of tensors of other types
 }
 
 // Weights gives the bytes of a tensor that is resident; they stay where they
@@ -242,19 +244,21 @@ func (l *loader) vector(name string, n int) []float32 {
 // are +0. If it is so already they are the resident bytes themselves.
 func (l *loader) floats(name string, dims ...int) []float32 {
 	t, data := l.tensor(name, dims...)
+	n := 1
+	for _, d := range dims {
+		n *= d
+	}
+	if t.Type != quant.F32 {
+		l.floatBytes += 4 * int64(n)
+	}
 	if data == nil {
 		return nil
 	}
-	n := int(t.Bytes) / 4
 	if at := unsafe.Pointer(unsafe.SliceData(data)); t.Type == quant.F32 && uintptr(at)%4 == 0 {
 		v := unsafe.Slice((*float32)(at), n)
 		if !slices.ContainsFunc(v, func(x float32) bool { return x != arith.Clean(x) }) {
 			return v
 		}
-	}
-	n = 1
-	for _, d := range dims {
-		n *= d
 	}
 	v := make([]float32, n)
 	quant.Dequantize(t.Type, v, data)

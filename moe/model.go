@@ -198,7 +198,7 @@ func (s *Spec) ScratchBytes(cfg Config) int64 {
 	widest := max(s.FF, s.TopK*s.ExpertFF, s.SharedExperts*s.ExpertFF)
 	quantized := 2 * max(widestVector, widest)          // codes, scales and sums for both block sizes, in bytes
 	rotations := int64(cfg.Ctx) * int64(s.RopeDims) * 4 // a cosine and a sine for each pair
-	return n*int64(4*(perPosition+2*widest)+quantized) + headRows*4*int64(s.Hidden+s.Vocab) + rotations
+	return n*int64(4*(perPosition+2*widest)+quantized) + headRows*4*int64(s.Hidden+s.Vocab) + rotations + s.floats
 }
 
 // Pos is the number of positions in the KV cache.

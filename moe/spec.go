@@ -39,6 +39,7 @@ type Spec struct {
 	cache   backends.KVShape // of the key-value cache, but for its positions and type
 	vectors []int            // widths of the vectors that the page asked for
 	gqa     gqaVectors
+	floats  int64 // bytes of floats that are made of resident tensors
 
 	drafting bool // the drafting layers are opened too
 }
@@ -85,8 +86,8 @@ type layers interface {
 func families() []family {
 	return []family{
 		{arch: "glm4moe", hf: []string{"glm4_moe"}, open: openGLM4},
-		{arch: "gpt-oss", open: openGPTOSS},
-		{arch: "llama4", open: openLlama4},
+		{arch: "gpt-oss", hf: []string{"gpt_oss"}, hfNames: gptOSSNaming(), open: openGPTOSS},
+		{arch: "llama4", hf: []string{"llama4"}, hfNames: llama4Naming(), open: openLlama4},
 		{arch: "qwen3moe", hf: []string{"qwen3_moe"}, open: openQwen3},
 	}
 }
@@ -138,7 +139,7 @@ func Describe(file *tiers.Model) (*Spec, error) {
 	if l.err != nil {
 		return nil, l.err
 	}
-	s.Dense = l.dense
+	s.Dense, s.floats = l.dense, l.floatBytes
 	for i := s.Layers; i < s.Layers+s.Nextn; i++ {
 		draft := newLoader(s, nil)
 		role, _ := draft.experts(i, s.Experts, s.Hidden, s.ExpertFF)

@@ -9,7 +9,7 @@ import (
 // The tiny models compute the same from a Hugging Face directory, and every bit
 // as from the GGUF that a converter made of it.
 func TestHFOracles(t *testing.T) {
-	for _, name := range []string{"glm4_moe", "qwen3_moe"} {
+	for _, name := range []string{"glm4_moe", "gpt_oss", "llama4", "qwen3_moe"} {
 		t.Run(name, func(t *testing.T) {
 			dir := shared(t, "oracles/hf/"+name)
 			o := openOracle(t, dir+"/oracle.safetensors")
