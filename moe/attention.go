@@ -6,13 +6,13 @@ import (
 	"sluice/backends"
 )
 
-// gqa is grouped-query attention with an optional norm of each query and key
-// head and rotation of the first half-pairs of a head (NeoX halves).
+// gqa is grouped-query attention with optional norms of queries and keys, and
+// rotation of heads or of parts of them.
 type gqa struct {
 	norm       []float32 // [dim], before the projections
 	q, k, v, o backends.Linear
-	qNorm      []float32 // [headDim], nil: none
-	kNorm      []float32
+	qNorm      []float32 // [headDim], of each head, or [heads*headDim], of all together; nil: none
+	kNorm      []float32 // [headDim] or [kvHeads*headDim]
 	headDim    int
 	eps        float32
 	how        backends.Attention
@@ -26,17 +26,22 @@ type gqaVectors struct{ q, k, v, a vecID }
 
 // attend adds the attention of layer l to the residual stream s.x.
 func (a *gqa) attend(ctx context.Context, l int, s *state) error {
-	q, k := a.project(s)
-	if a.qNorm != nil {
-		s.be.RMSNorm(q, q, a.qNorm, a.eps)
-		s.be.RMSNorm(k, k, a.kNorm, a.eps)
-	}
-	s.be.RoPE(q, a.headDim, a.rope, s.pos)
-	s.be.RoPE(k, a.headDim, a.rope, s.pos)
+	a.project(s)
+	a.normalize(s)
+	a.rotate(s)
 	return a.mix(ctx, l, s)
 }
 
-// project makes the queries, keys and values of the normalised residual stream.
+// mix caches the keys and values of layer l and adds what the queries see to
+// the residual stream.
+func (a *gqa) mix(ctx context.Context, l int, s *state) error {
+	a.look(l, s)
+	s.be.Add(s.x, s.h)
+	s.clock.lap(StageAttention)
+	return ctx.Err()
+}
+
+// project makes queries, keys and values of the residual stream.
 func (a *gqa) project(s *state) (q, k backends.Vec) {
 	q, k = s.vec[a.at.q], s.vec[a.at.k]
 	s.be.RMSNorm(s.h, s.x, a.norm, a.eps)
@@ -46,16 +51,28 @@ func (a *gqa) project(s *state) (q, k backends.Vec) {
 	return q, k
 }
 
-// mix caches the keys and values of layer l and adds what the queries see to
-// the residual stream.
-func (a *gqa) mix(ctx context.Context, l int, s *state) error {
-	be, y := s.be, s.vec[a.at.a]
-	be.Store(s.kv, l+s.cacheShift, s.pos, s.vec[a.at.k], s.vec[a.at.v])
-	be.Attend(y, s.vec[a.at.q], s.kv, l+s.cacheShift, s.pos, &a.how)
+// normalize applies the norms of queries and keys, if there are any.
+func (a *gqa) normalize(s *state) {
+	if a.qNorm != nil {
+		q, k := s.vec[a.at.q], s.vec[a.at.k]
+		s.be.RMSNorm(q, q, a.qNorm, a.eps)
+		s.be.RMSNorm(k, k, a.kNorm, a.eps)
+	}
+}
+
+// rotate turns queries and keys to their positions.
+func (a *gqa) rotate(s *state) {
+	s.be.RoPE(s.vec[a.at.q], a.headDim, a.rope, s.pos)
+	s.be.RoPE(s.vec[a.at.k], a.headDim, a.rope, s.pos)
+}
+
+// look stores keys and values as those of layer l, and leaves in s.h what the
+// queries see, projected to the width of the residual stream.
+func (a *gqa) look(l int, s *state) {
+	y := s.vec[a.at.a]
+	s.be.Store(s.kv, l+s.cacheShift, s.pos, s.vec[a.at.k], s.vec[a.at.v])
+	s.be.Attend(y, s.vec[a.at.q], s.kv, l+s.cacheShift, s.pos, &a.how)
 	s.matMul(s.h, a.o, y)
-	be.Add(s.x, s.h)
-	s.clock.lap(StageAttention)
-	return ctx.Err()
 }
 
 // warm is one query at the last position, over whatever is there.
@@ -74,5 +91,20 @@ func (d *dense) compute(y backends.Vec, s *state) {
 	y.SetLen(s.h.Len())
 	s.job[0] = backends.Job{Expert: d.ffn, Rows: s.everyRow[:s.h.Len()]}
 	s.be.ExpertGroup(y, 1, s.job[:1], s.h)
+	s.clock.lap(StageDense)
+}
+
+// gatedDense is a dense feed-forward whose output is scaled, position by
+// position, by sigmoid(gate . s.h).
+type gatedDense struct {
+	dense
+	gate backends.Linear // [1, dim]
+	at   vecID           // [n, 1]
+}
+
+func (d *gatedDense) compute(y backends.Vec, s *state) {
+	d.dense.compute(y, s)
+	s.matMul(s.vec[d.at], d.gate, s.h)
+	s.be.SigmoidGate(y, s.vec[d.at])
 	s.clock.lap(StageDense)
 }

@@ -22,8 +22,13 @@ type experts struct {
 	act    backends.Activation                          // of the routed experts
 	bias   [3][]float32                                 // of gate, up and down: [experts, rows], nil: none
 	scaled *vecID                                       // where a weight multiplies its expert's input, not its output; nil: the output
-	shared *dense                                       // an expert that every position passes, nil: none
+	shared sharedExpert                                 // what every position passes beside them, nil: none
 	next   *experts                                     // of the next layer that has a router, nil: none
+}
+
+// A sharedExpert leaves in y what it makes of s.h.
+type sharedExpert interface {
+	compute(y backends.Vec, s *state)
 }
 
 // compute adds the layer's experts, as its router picks them, to the residual

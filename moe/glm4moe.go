@@ -35,10 +35,10 @@ type glm4Layer struct {
 }
 
 func openGLM4(l *loader, spec *Spec, positions int) layers {
-	spec.heads(l)
+	spec.headSizes(l)
 	spec.routed(l)
 	spec.LeadingDense = l.or("leading_dense_block_count", 0, spec.Layers)
-	spec.SharedExperts = l.or("expert_shared_count", 1, maxExperts)
+	spec.sharedExperts(l, 1)
 	if f := l.or("expert_gating_func", 2, 16); f != 2 {
 		l.fail("expert gating function %d, want 2 (sigmoid)", f)
 	}
@@ -50,7 +50,7 @@ func openGLM4(l *loader, spec *Spec, positions int) layers {
 	if spec.LeadingDense > 0 {
 		spec.FF = l.need("feed_forward_length", maxDim)
 	}
-	rope := newRope(positions, spec.RopeDims, l.ropeBase())
+	rope := spec.rope(l, positions)
 	for i := 0; i < spec.opened() && l.err == nil; i++ {
 		w := glm4Layer{
 			attn: spec.attention(l, i, m.eps, rope, false),
@@ -68,8 +68,8 @@ func openGLM4(l *loader, spec *Spec, positions int) layers {
 			if name := fmt.Sprintf("blk.%d.exp_probs_b.bias", i); l.has(name) {
 				bias = l.vector(name, spec.Experts)
 			}
-			if spec.SharedExperts > 0 {
-				shared := spec.feedForward(l, i, spec.SharedExperts*spec.ExpertFF, "_shexp")
+			if spec.SharedFF > 0 {
+				shared := spec.feedForward(l, i, spec.SharedFF, "_shexp")
 				w.moe.shared = &shared
 			}
 		}

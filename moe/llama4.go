@@ -48,6 +48,7 @@ func openLlama4(l *loader, spec *Spec, positions int) layers {
 		l.fail("%d experts used for each token: only 1 is supported, as in all published models", spec.TopK)
 	}
 	spec.SharedExperts = l.or("expert_shared_count", 1, 1)
+	spec.SharedFF = spec.SharedExperts * spec.ExpertFF
 	step := l.need("interleave_moe_layer_step", maxLayers)
 	spec.LeadingDense = min(step-1, spec.Layers)
 	if step > 1 {
@@ -164,35 +165,15 @@ func (l *loader) llama4Layers(n, step int) {
 	}
 }
 
-// llama4Rope is the rotations of neighbouring pairs. For long contexts the
-// frequencies are divided, pair by pair, by the tensor rope_freqs.weight (GGUF)
-// or by what the scaling named llama3 says of them: pairs that make fewer turns
-// within the original context than low are slowed by the factor, those with
-// more than high stay, and between the two the frequency goes over linearly.
+// llama4Rope is the rotations of neighbouring pairs, for long contexts stretched
+// as Llama 3's.
 func (l *loader) llama4Rope(spec *Spec, positions int) *backends.Rope {
 	freq := ropeFrequencies(spec.RopeDims, l.ropeBase())
-	kind, ok := l.text("rope.scaling.type")
-	switch {
-	case l.has("rope_freqs.weight"):
-		for i, f := range l.vector("rope_freqs.weight", len(freq)) {
-			if !(f > 0x1p-20 && f < 0x1p20) {
-				l.fail("rope_freqs.weight divides the frequency of pair %d by %v", i, f)
-			}
-			freq[i] /= float64(f)
-		}
-	case !ok || kind == "none":
+	switch kind, _ := l.text("rope.scaling.type"); {
+	case l.divide(freq):
+	case kind == "" || kind == "none":
 	case kind == "llama3":
-		factor := l.positive("rope.scaling.factor", 1, 1e6)
-		low, high := l.positive("rope.scaling.low_freq_factor", 1, 1e6), l.positive("rope.scaling.high_freq_factor", 4, 1e6)
-		original := float64(l.need("rope.scaling.original_context_length", maxCtx))
-		if factor < 1 || high <= low {
-			l.fail("RoPE scaling by %v with turns from %v to %v: the factor must be at least 1, the second number of turns above the first", factor, low, high)
-		}
-		for i, f := range freq {
-			turns := original * f / (2 * math.Pi)
-			kept := min(max((turns-low)/(high-low), 0), 1)
-			freq[i] = f*kept + f/factor*(1-kept)
-		}
+		l.llama3().stretch(freq)
 	default:
 		l.fail("RoPE scaling %q is not supported for this family: only llama3 is", kind)
 	}

@@ -52,8 +52,12 @@ func (l *loader) fail(format string, args ...any) {
 	}
 }
 
-// uint reads a count from the metadata of the architecture, at most limit.
+// uint reads a count from the metadata of the architecture, at most limit. A
+// count for each layer is taken if all are the same.
 func (l *loader) uint(key string, limit int) (int, bool) {
+	if _, array := l.file.Meta.Len(l.key(key)); array {
+		return l.same(key, limit)
+	}
 	v, ok := l.file.Meta.Uint(l.key(key))
 	if !ok && l.hf {
 		v, ok = l.derived(key)
@@ -66,6 +70,28 @@ func (l *loader) uint(key string, limit int) (int, bool) {
 		return 0, false
 	}
 	return int(v), ok
+}
+
+// same reads a count that is written once for each layer.
+func (l *loader) same(key string, limit int) (int, bool) {
+	list, _ := l.file.Meta.Ints(l.key(key))
+	if err := l.file.Meta.Err(); err != nil && l.err == nil {
+		l.err = err
+	}
+	for _, v := range list {
+		if v != list[0] {
+			l.fail("%s differs among the layers, as in an array of %d and %d: this family has one for all", l.key(key), list[0], v)
+			return 0, false
+		}
+	}
+	if len(list) > 0 && (list[0] < 0 || list[0] > int64(limit)) {
+		l.fail("%s is an array of %d, want 0 to %d", l.key(key), list[0], limit)
+		return 0, false
+	}
+	if len(list) == 0 {
+		return 0, false
+	}
+	return int(list[0]), true
 }
 
 // need is uint for a key that the family always has, at least 1.

@@ -200,14 +200,14 @@ func (h header) describe(t *testing.T) (*Spec, error) {
 func TestDescribe(t *testing.T) {
 	common := Spec{Name: "Small", Hidden: 32, Vocab: 3, Heads: 2, KVHeads: 1, HeadDim: 16, RopeDims: 8, ExpertFF: 64, Experts: 4, TopK: 2, Ctx: 64}
 	glm, qwen := common, common
-	glm.Arch, glm.Layers, glm.LeadingDense, glm.FF, glm.SharedExperts = "glm4moe", 3, 1, 96, 1
+	glm.Arch, glm.Layers, glm.LeadingDense, glm.FF, glm.SharedExperts, glm.SharedFF = "glm4moe", 3, 1, 96, 1, 64
 	qwen.Arch, qwen.Layers = "qwen3moe", 2
 	nextn, noDense, plain, bare, oss, llama, rotated := glm, glm, qwen, qwen, common, common, common
 	oss.Arch, oss.Layers = "gpt-oss", 2
-	llama.Arch, llama.Layers, llama.LeadingDense, llama.FF, llama.SharedExperts, llama.TopK = "llama4", 5, 1, 96, 1, 1
+	llama.Arch, llama.Layers, llama.LeadingDense, llama.FF, llama.SharedExperts, llama.SharedFF, llama.TopK = "llama4", 5, 1, 96, 1, 64, 1
 	rotated = llama
 	nextn.Layers, nextn.Nextn = 2, 1
-	noDense.SharedExperts = 0
+	noDense.SharedExperts, noDense.SharedFF = 0, 0
 	plain.Name, plain.RopeDims, plain.KVHeads = "", 16, 2
 	bare.Vocab = 3
 	for _, tt := range []struct {
@@ -247,6 +247,12 @@ func TestDescribe(t *testing.T) {
 			h.set("qwen3moe.expert_count", uint8(4))
 			h.set("qwen3moe.context_length", uint64(64))
 			h.set("qwen3moe.rope.freq_base", uint32(10000))
+		}, qwen, []int{0, 1}},
+		{"counts for each layer", "qwen3moe", func(h *header) { h.set("qwen3moe.expert_feed_forward_length", []uint32{64, 64}) }, qwen, []int{0, 1}},
+		{"stretched rotations", "qwen3moe", func(h *header) {
+			h.set("qwen3moe.rope.scaling.type", "linear")
+			h.set("qwen3moe.rope.scaling.factor", float32(4))
+			h.add("rope_freqs.weight", 4)
 		}, qwen, []int{0, 1}},
 		{"no list of tokens", "qwen3moe", func(h *header) { h.unset("tokenizer.ggml.tokens") }, bare, []int{0, 1}},
 		{"dims of 1 behind a vector", "qwen3moe", func(h *header) { h.tensor("output_norm.weight").Dims = []int64{32, 1, 1} }, qwen, []int{0, 1}},
@@ -298,6 +304,7 @@ func TestDescribe(t *testing.T) {
 			got := *s
 			got.Dense, got.Roles, got.NextnDense, got.NextnRoles, got.NextnErr, got.file, got.fam = nil, nil, nil, nil, nil, nil, family{}
 			got.cache, got.vectors, got.gqa = backends.KVShape{}, nil, gqaVectors{} // follow from the rest
+			got.embedScale, got.logitScale = 0, 0                                   // no page of these sets them
 			if !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)
 			}
@@ -326,7 +333,14 @@ func TestDescribeRefuses(t *testing.T) {
 		{"more dense layers than layers", "glm4moe", set("glm4moe.leading_dense_block_count", uint32(4)), []string{"glm4moe.leading_dense_block_count is 4", "3"}},
 		{"softmax router", "glm4moe", set("glm4moe.expert_gating_func", uint32(1)), []string{"gating function 1", "sigmoid"}},
 		{"groups", "glm4moe", set("glm4moe.expert_group_count", uint32(8)), []string{"group-limited routing", "8 groups"}},
-		{"scaled rope", "qwen3moe", set("qwen3moe.rope.scaling.type", "yarn"), []string{`RoPE scaling "yarn"`}},
+		{"scaled rope", "qwen3moe", set("qwen3moe.rope.scaling.type", "longrope"), []string{`RoPE scaling "longrope"`}},
+		{"rope stretched from nowhere", "qwen3moe", set("qwen3moe.rope.scaling.type", "yarn"), []string{"qwen3moe.rope.scaling.original_context_length"}},
+		{"rope squeezed", "qwen3moe", func(h *header) {
+			h.set("qwen3moe.rope.scaling.type", "llama3")
+			h.set("qwen3moe.rope.scaling.factor", float32(0.5))
+			h.set("qwen3moe.rope.scaling.original_context_length", uint32(32))
+		}, []string{"RoPE scaling by 0.5"}},
+		{"rope factors of another number", "qwen3moe", func(h *header) { h.add("rope_freqs.weight", 5) }, []string{"rope_freqs.weight has dims [5], want [4]"}},
 		{"another scaling", "gpt-oss", set("gpt-oss.rope.scaling.type", "llama3"), []string{`RoPE scaling "llama3"`}},
 		{"window of 0", "gpt-oss", set("gpt-oss.attention.sliding_window", uint32(0)), []string{"gpt-oss.attention.sliding_window", "0"}},
 		{"sinks of another number", "gpt-oss", dims("blk.1.attn_sinks.weight", 3), []string{"blk.1.attn_sinks.weight has dims [3], want [2]"}},
@@ -345,7 +359,8 @@ func TestDescribeRefuses(t *testing.T) {
 		{"count of 0", "qwen3moe", set("qwen3moe.block_count", uint32(0)), []string{"qwen3moe.block_count", "0"}},
 		{"count too large", "qwen3moe", set("qwen3moe.embedding_length", uint32(1<<31)), []string{"qwen3moe.embedding_length is 2147483648"}},
 		{"negative count", "qwen3moe", set("qwen3moe.expert_count", int32(-4)), []string{"qwen3moe.expert_count", "-4"}},
-		{"count by layer", "qwen3moe", set("qwen3moe.attention.head_count", []uint32{2, 2}), []string{"qwen3moe.attention.head_count", "array"}},
+		{"count by layer", "qwen3moe", set("qwen3moe.attention.head_count", []uint32{2, 4}), []string{"qwen3moe.attention.head_count", "array of 2 and 4"}},
+		{"negative count by layer", "qwen3moe", set("qwen3moe.attention.head_count", []int32{-2, -2}), []string{"qwen3moe.attention.head_count", "array of -2"}},
 		{"more used than there are", "qwen3moe", set("qwen3moe.expert_used_count", uint32(5)), []string{"5 experts used of 4"}},
 		{"heads that do not divide", "qwen3moe", set("qwen3moe.attention.head_count_kv", uint32(3)), []string{"2 heads, 3 key-value heads"}},
 		{"no key-value heads", "qwen3moe", set("qwen3moe.attention.head_count_kv", uint32(0)), []string{"0 key-value heads"}},
@@ -385,8 +400,8 @@ func TestDescribeRefuses(t *testing.T) {
 	}
 	var unsupported *UnsupportedError
 	h := headers()["qwen3moe"]
-	h.set("general.architecture", "llama")
-	if _, err := h.describe(t); !errors.As(err, &unsupported) || unsupported.Arch != "llama" {
+	h.set("general.architecture", "gpt2")
+	if _, err := h.describe(t); !errors.As(err, &unsupported) || unsupported.Arch != "gpt2" {
 		t.Errorf("got %v, want an UnsupportedError", err)
 	}
 }

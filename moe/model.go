@@ -195,7 +195,7 @@ func (s *Spec) ScratchBytes(cfg Config) int64 {
 		perPosition += 5 * s.Hidden
 		widestVector = max(widestVector, 2*s.Hidden)
 	}
-	widest := max(s.FF, s.TopK*s.ExpertFF, s.SharedExperts*s.ExpertFF)
+	widest := max(s.FF, s.TopK*s.ExpertFF, s.SharedFF)
 	quantized := 2 * max(widestVector, widest)          // codes, scales and sums for both block sizes, in bytes
 	rotations := int64(cfg.Ctx) * int64(s.RopeDims) * 4 // a cosine and a sine for each pair
 	return n*int64(4*(perPosition+2*widest)+quantized) + headRows*4*int64(s.Hidden+s.Vocab) + rotations + s.floats
@@ -225,6 +225,20 @@ func (m *Model) Chunk() int { return min(m.cfg.Chunk, m.cfg.Ctx) }
 // Forward runs ids, at most Chunk, as the next positions. After it, Logits and
 // Hidden read them. After an error no position is added.
 func (m *Model) Forward(ctx context.Context, ids []int32) error {
+	return m.forward(ctx, ids, nil)
+}
+
+// ForwardStates is Forward, and copies the residual stream into dst
+// [Layers+1, len(ids), Hidden]: as it goes into each layer, and last behind the
+// final norm, as the head reads it.
+func (m *Model) ForwardStates(ctx context.Context, ids []int32, dst []float32) error {
+	if want := (m.Layers + 1) * len(ids) * m.Spec.Hidden; len(dst) != want {
+		panic(fmt.Sprintf("moe: states of %d positions into %d floats, want %d", len(ids), len(dst), want))
+	}
+	return m.forward(ctx, ids, dst)
+}
+
+func (m *Model) forward(ctx context.Context, ids []int32, states []float32) error {
 	s := &m.s
 	if len(ids) == 0 || len(ids) > m.Chunk() {
 		panic(fmt.Sprintf("moe: forward of %d positions, 1 to %d fit", len(ids), m.Chunk()))
@@ -238,11 +252,28 @@ func (m *Model) Forward(ctx context.Context, ids []int32) error {
 	s.cache.Adapt() // between two passes: the memory may have become scarce
 	s.clock.reset()
 	s.be.Embed(s.x, m.embed, ids)
+	if m.embedScale != 1 {
+		s.be.Scale(s.x, m.embedScale)
+	}
 	s.clock.lap(StageDense)
+	n := len(ids) * m.Spec.Hidden
 	for l := range m.Layers {
-		if err := m.layers.run(ctx, l, s); err != nil {
+		var err error
+		if states != nil {
+			err = s.be.Read(states[l*n:(l+1)*n], s.x)
+		}
+		if err == nil {
+			err = m.layers.run(ctx, l, s)
+		}
+		if err != nil {
 			s.forget()
 			return err
+		}
+	}
+	if states != nil {
+		s.be.RMSNorm(s.h, s.x, m.norm, m.eps)
+		if err := s.be.Read(states[m.Layers*n:], s.h); err != nil {
+			return fmt.Errorf("moe: the last hidden state: %w", err)
 		}
 	}
 	s.pos += len(ids)
@@ -282,6 +313,9 @@ func (m *Model) headOf(dst []float32, x backends.Vec, rows []int32, norm []float
 		s.be.Gather(s.last, x, rows[:n])
 		s.be.RMSNorm(s.last, s.last, norm, m.eps)
 		s.matMul(s.logits, head, s.last)
+		if m.logitScale != 1 {
+			s.be.Scale(s.logits, m.logitScale)
+		}
 		if err := s.be.Read(dst[:n*m.Vocab], s.logits); err != nil {
 			return fmt.Errorf("moe: logits: %w", err)
 		}

@@ -27,13 +27,13 @@ type qwen3Layer struct {
 }
 
 func openQwen3(l *loader, spec *Spec, positions int) layers {
-	spec.heads(l)
+	spec.headSizes(l)
 	spec.routed(l)
 	m := &qwen3{
 		eps:  l.epsilon(),
 		norm: l.bool("expert_weights_norm", true),
 	}
-	rope := newRope(positions, spec.RopeDims, l.ropeBase())
+	rope := spec.rope(l, positions)
 	for i := 0; i < spec.Layers && l.err == nil; i++ {
 		m.layer = append(m.layer, qwen3Layer{
 			attn: spec.attention(l, i, m.eps, rope, true),

@@ -26,7 +26,8 @@ type Spec struct {
 	ExpertFF      int // width of a routed expert
 	Experts       int // routed experts of a layer
 	TopK          int // chosen for each token
-	SharedExperts int
+	SharedExperts int // of a layer; they are one feed-forward
+	SharedFF      int // its width, 0: none
 	Ctx           int // positions it was trained for
 	Dense         []tiers.Tensor
 	Roles         []tiers.ExpertLayer // one for each layer with a router, ascending
@@ -42,6 +43,9 @@ type Spec struct {
 	floats  int64 // bytes of floats that are made of resident tensors
 
 	drafting bool // the drafting layers are opened too
+
+	embedScale float32 // times the embedding, 1: as it is
+	logitScale float32 // times the logits
 }
 
 // A vecID is a vector of a family page's own, one for all its layers: state.vec
@@ -85,9 +89,17 @@ type layers interface {
 // families are the pages, by the architecture that a file names.
 func families() []family {
 	return []family{
+		{arch: "dots1", hf: []string{"dots1"}, open: openDots1},
+		{arch: "ernie4_5-moe", hf: []string{"ernie4_5_moe"}, open: openErnie},
 		{arch: "glm4moe", hf: []string{"glm4_moe"}, open: openGLM4},
 		{arch: "gpt-oss", hf: []string{"gpt_oss"}, hfNames: gptOSSNaming(), open: openGPTOSS},
+		{arch: "granitemoe", hf: []string{"granitemoe", "granitemoeshared"}, open: openGranite},
+		{arch: "hunyuan-moe", hf: []string{"hunyuan_v1_moe"}, open: openHunyuan},
+		{arch: "llama", hf: []string{"mixtral"}, open: openMixtral},
 		{arch: "llama4", hf: []string{"llama4"}, hfNames: llama4Naming(), open: openLlama4},
+		{arch: "minimax-m2", hf: []string{"minimax_m2"}, open: openMinimax},
+		{arch: "olmoe", hf: []string{"olmoe"}, open: openOlmoe},
+		{arch: "qwen2moe", hf: []string{"qwen2_moe"}, open: openQwen2},
 		{arch: "qwen3moe", hf: []string{"qwen3_moe"}, open: openQwen3},
 	}
 }
@@ -187,6 +199,7 @@ func open(l *loader, s *Spec, positions int) weights {
 	s.Ctx = l.need("context_length", maxCtx)
 	s.Vocab = vocabulary(l)
 	s.Roles, s.vectors = nil, nil
+	s.embedScale, s.logitScale = 1, 1
 	var w weights
 	w.eps = l.epsilon()
 	w.embed = l.matrix("token_embd.weight", s.Vocab, s.Hidden)
@@ -275,11 +288,35 @@ func (s *Spec) routedInGroups(l *loader) Groups {
 	return g
 }
 
+// rope makes the rotations of heads, with the scalings that any family may have.
+func (s *Spec) rope(l *loader, positions int) *backends.Rope {
+	freq, magnitude := l.frequencies(s.RopeDims)
+	return ropeTable(positions, freq, magnitude)
+}
+
+// sharedExperts reads the number and the width of the shared experts: absent
+// experts of an expert's width, where the file does not say.
+func (s *Spec) sharedExperts(l *loader, absent int) {
+	s.SharedExperts = l.or("expert_shared_count", absent, maxExperts)
+	s.SharedFF = l.or("expert_shared_feed_forward_length", s.SharedExperts*s.ExpertFF, maxDim)
+}
+
 // attention loads the projections of layer blk.l. The norms of q and k come
 // together; normed says that the family always has them.
 func (s *Spec) attention(l *loader, layer int, eps float32, rope *backends.Rope, normed bool) gqa {
 	p := fmt.Sprintf("blk.%d.", layer)
-	a := gqa{
+	a := s.projections(l, p, eps, rope)
+	if normed || l.has(p+"attn_q_norm.weight") || l.has(p+"attn_k_norm.weight") {
+		a.qNorm = l.vector(p+"attn_q_norm.weight", s.HeadDim)
+		a.kNorm = l.vector(p+"attn_k_norm.weight", s.HeadDim)
+	}
+	return a
+}
+
+// projections loads grouped-query attention without norms of queries and keys,
+// from tensors whose names begin with p.
+func (s *Spec) projections(l *loader, p string, eps float32, rope *backends.Rope) gqa {
+	return gqa{
 		norm:    l.vector(p+"attn_norm.weight", s.Hidden),
 		q:       l.linear(p+"attn_q", s.Heads*s.HeadDim, s.Hidden),
 		k:       l.linear(p+"attn_k", s.KVHeads*s.HeadDim, s.Hidden),
@@ -291,10 +328,15 @@ func (s *Spec) attention(l *loader, layer int, eps float32, rope *backends.Rope,
 		rope:    rope,
 		at:      s.gqa,
 	}
-	if normed || l.has(p+"attn_q_norm.weight") || l.has(p+"attn_k_norm.weight") {
-		a.qNorm = l.vector(p+"attn_q_norm.weight", s.HeadDim)
-		a.kNorm = l.vector(p+"attn_k_norm.weight", s.HeadDim)
-	}
+}
+
+// attentionNormedWhole is attention of a family that normalises the queries of
+// all heads together, and the keys.
+func (s *Spec) attentionNormedWhole(l *loader, layer int, eps float32, rope *backends.Rope) gqa {
+	p := fmt.Sprintf("blk.%d.", layer)
+	a := s.projections(l, p, eps, rope)
+	a.qNorm = l.vector(p+"attn_q_norm.weight", s.Heads*s.HeadDim)
+	a.kNorm = l.vector(p+"attn_k_norm.weight", s.KVHeads*s.HeadDim)
 	return a
 }
 
@@ -322,4 +364,24 @@ func (s *Spec) feedForward(l *loader, layer, ff int, suffix string) dense {
 		Up:   l.matrix(p+"up"+suffix+".weight", ff, s.Hidden),
 		Down: l.matrix(p+"down"+suffix+".weight", s.Hidden, ff),
 	}}
+}
+
+// gatedFeedForward is feedForward with a gate for the whole output, gate_inp,
+// whose value stands in the vector at.
+func (s *Spec) gatedFeedForward(l *loader, layer, ff int, suffix string, at vecID) *gatedDense {
+	name := fmt.Sprintf("blk.%d.ffn_gate_inp%s.weight", layer, suffix)
+	d := &gatedDense{dense: s.feedForward(l, layer, ff, suffix), at: at}
+	// A vector in most files, though its use is that of a matrix of one row.
+	t, data := l.tensor(name, s.Hidden)
+	d.gate = backends.Linear{Matrix: backends.Matrix{Type: t.Type, Rows: 1, Cols: s.Hidden, Data: data}}
+	return d
+}
+
+// correctionBias is what layer blk.l adds to the router's scores to choose by,
+// nil if it has none.
+func (s *Spec) correctionBias(l *loader, layer int) []float32 {
+	if name := fmt.Sprintf("blk.%d.exp_probs_b.bias", layer); l.has(name) {
+		return l.vector(name, s.Experts)
+	}
+	return nil
 }

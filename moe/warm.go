@@ -163,7 +163,7 @@ func feedForwards(spec *Spec, cfg Config) []feedForward {
 		for _, dense := range [...]struct {
 			suffix string
 			ff     int
-		}{{"", spec.FF}, {"_shexp", spec.SharedExperts * spec.ExpertFF}} {
+		}{{"", spec.FF}, {"_shexp", spec.SharedFF}} {
 			name := func(part string) string { return fmt.Sprintf("blk.%d.ffn_%s%s.weight", l, part, dense.suffix) }
 			if names.has(name("gate")) && dense.ff > 0 { // Describe has seen the other two
 				add(feedForward{[3]quant.Type{typeOf(name("gate")), typeOf(name("up")), typeOf(name("down"))}, dense.ff, false})

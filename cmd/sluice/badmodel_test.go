@@ -169,7 +169,7 @@ func TestUnfitModel(t *testing.T) {
 		kv   storage.KV
 		want []string
 	}{
-		{"another architecture", entry("general.architecture", "llama"), []string{`architecture "llama" is not supported`, "glm4moe", "qwen3moe"}},
+		{"another architecture", entry("general.architecture", "gpt2"), []string{`architecture "gpt2" is not supported`, "glm4moe", "qwen3moe"}},
 		{"no architecture", entry("general.architecture", ""), []string{`architecture ""`, "glm4moe", "qwen3moe"}},
 		{"architecture of a wrong type", entry("general.architecture", uint32(4)), []string{"general.architecture", "want a string"}},
 		{"no layers", entry("glm4moe.block_count", uint32(0)), []string{"glm4moe.block_count"}},
@@ -180,7 +180,7 @@ func TestUnfitModel(t *testing.T) {
 		{"width", entry("glm4moe.embedding_length", uint32(128)), []string{"has dims"}},
 		{"heads", entry("glm4moe.attention.head_count", uint32(3)), []string{"heads"}},
 		{"epsilon", entry("glm4moe.attention.layer_norm_rms_epsilon", float32(-1)), []string{"layer_norm_rms_epsilon is -1"}},
-		{"rope scaling", entry("glm4moe.rope.scaling.type", "yarn"), []string{`"yarn"`}},
+		{"rope scaling", entry("glm4moe.rope.scaling.type", "longrope"), []string{`"longrope"`}},
 		{"vocabulary", entry("tokenizer.ggml.tokens", []string{"a", "b"}), []string{"vocabulary has 2 tokens"}},
 		{"end token", entry("tokenizer.ggml.eos_token_id", uint32(512)), []string{"tokenizer.ggml.eos_token_id is 512"}},
 		{"tokenizer", entry("tokenizer.ggml.model", "whisper"), []string{"whisper"}},

@@ -11,10 +11,11 @@ import (
 )
 
 func logitsCommand(ctx context.Context, s streams, args []string) error {
-	m := newModelFlags(s, "logits", "write logits [T, vocab] and hidden_last [T, dim] (before the final norm) of T given tokens")
+	m := newModelFlags(s, "logits", "write logits [T, vocab] and hidden_last [T, dim] (before the final norm) of T given tokens, and with --hidden the states of all layers")
 	idsFile := m.set.String("ids", "", "a file with a JSON array of token ids")
 	mtp := m.set.Int("mtp", 0, "also write mtp1_logits [T-1, vocab] to mtpN_logits [T-N, vocab] of the drafting layer, each step from the hidden states of the one before, 1 to 8")
 	out := m.set.StringP("output", "o", "", "the safetensors file to write")
+	states := m.set.Bool("hidden", false, "also write hidden [layers+1, T, dim]: what goes into each layer, and last what the head reads, behind the final norm")
 	if err := m.parse(args); err != nil {
 		return err
 	}
@@ -51,7 +52,7 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 		defer p.Close()
 		return printConfig(s.out, p.Settings, *m.json)
 	}
-	w, err := createLogits(p, ids, *idsFile, *out)
+	w, err := createLogits(p, ids, *idsFile, *out, *states)
 	if err != nil {
 		p.Close()
 		return err
@@ -63,7 +64,7 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 	}
 	defer e.Close()
 	defer drives(s, e)
-	if err := writeLogits(ctx, e, ids, w); err != nil {
+	if err := writeLogits(ctx, e, ids, w, *states); err != nil {
 		return err
 	}
 	if err := finish(s, e); err != nil {
@@ -82,6 +83,9 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 	words := ""
 	for i := range *mtp {
 		words += fmt.Sprintf(", %s [%d, %d]", mtpName(i), len(ids)-1-i, e.Spec.Vocab)
+	}
+	if *states {
+		words += fmt.Sprintf(", hidden [%d, %d, %d]", e.Spec.Layers+1, len(ids), e.Spec.Hidden)
 	}
 	s.notice("wrote %s: logits [%d, %d], hidden_last [%d, %d]%s", *out, len(ids), e.Spec.Vocab, len(ids), e.Spec.Hidden, words)
 	return nil
@@ -111,7 +115,7 @@ func readIDs(ctx context.Context, s streams, path string) ([]int32, error) {
 
 // createLogits checks the ids and begins the file, so that what cannot work
 // fails before a large model is loaded.
-func createLogits(p *engine.Plan, ids []int32, idsFile, out string) (*safetensors.Writer, error) {
+func createLogits(p *engine.Plan, ids []int32, idsFile, out string, states bool) (*safetensors.Writer, error) {
 	if len(ids) > p.Config.Ctx {
 		return nil, &moe.ContextError{Tokens: len(ids), Ctx: p.Config.Ctx}
 	}
@@ -130,6 +134,9 @@ func createLogits(p *engine.Plan, ids []int32, idsFile, out string) (*safetensor
 	for i := range p.Config.Drafts {
 		specs = append(specs, safetensors.Spec{Name: mtpName(i), DType: "F32", Shape: []int64{int64(len(ids) - 1 - i), int64(p.Spec.Vocab)}})
 	}
+	if states {
+		specs = append(specs, safetensors.Spec{Name: "hidden", DType: "F32", Shape: []int64{int64(p.Spec.Layers + 1), int64(len(ids)), int64(p.Spec.Hidden)}})
+	}
 	return safetensors.Create(out, specs)
 }
 
@@ -139,16 +146,28 @@ const maxMTP = 8
 func mtpName(step int) string { return fmt.Sprintf("mtp%d_logits", step+1) }
 
 // writeLogits runs the ids and writes the file as they come: first all logits,
-// then the hidden states, then what the drafting layer says; these are kept until
-// then.
-func writeLogits(ctx context.Context, e *engine.Engine, ids []int32, w *safetensors.Writer) error {
+// then the hidden states, then what the drafting layer says, then the states of
+// all layers; these are kept until then.
+func writeLogits(ctx context.Context, e *engine.Engine, ids []int32, w *safetensors.Writer, states bool) error {
 	vocab, dim := e.Spec.Vocab, e.Spec.Hidden
 	hidden := make([]float32, len(ids)*dim)
 	row := make([]float32, vocab)
 	drafts := make([][]float32, e.Config.Drafts) // logits by step
+	var all, chunk []float32                     // [layers+1, len(ids), dim], the same of the positions of a chunk
+	if states {
+		all = make([]float32, (e.Spec.Layers+1)*len(ids)*dim)
+	}
 	for at := 0; at < len(ids); {
 		n := min(len(ids)-at, e.Model.Chunk())
-		if err := e.Model.Forward(ctx, ids[at:at+n]); err != nil {
+		if states {
+			chunk = append(chunk[:0], make([]float32, (e.Spec.Layers+1)*n*dim)...)
+			if err := e.Model.ForwardStates(ctx, ids[at:at+n], chunk); err != nil {
+				return err
+			}
+			for l := range e.Spec.Layers + 1 {
+				copy(all[(l*len(ids)+at)*dim:], chunk[l*n*dim:(l+1)*n*dim])
+			}
+		} else if err := e.Model.Forward(ctx, ids[at:at+n]); err != nil {
 			return err
 		}
 		if err := e.Model.Hidden(hidden[at*dim : (at+n)*dim]); err != nil {
@@ -174,6 +193,9 @@ func writeLogits(ctx context.Context, e *engine.Engine, ids []int32, w *safetens
 		if err := w.Floats(rows); err != nil {
 			return err
 		}
+	}
+	if err := w.Floats(all); err != nil {
+		return err
 	}
 	return w.Finish()
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,8 +141,22 @@ func TestLogitsOracle(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := filepath.Join(t.TempDir(), "out")
-	mustRun(t, "logits", tinyGLM4, "--ids", file(t, "ids", string(list)), "-o", out)
-	if fi, err := os.Stat(out); err != nil || fi.Size() < int64(len(oracle.IDs))*(512+64)*4 {
-		t.Errorf("%v, %v", fi, err)
+	r := mustRun(t, "logits", tinyGLM4, "--ids", file(t, "ids", string(list)), "-o", out, "--hidden", "--kv", "f32", "--chunk", "5")
+	if want := fmt.Sprintf("hidden [4, %d, 64]", len(oracle.IDs)); !strings.Contains(r.err, want) {
+		t.Errorf("it told %q, want %q", r.err, want)
+	}
+	got, want := openTensors(t, out), openTensors(t, "../engine/testdata/glm4_moe.oracle.safetensors")
+	for _, name := range []string{"logits", "hidden"} {
+		a, b := floats(t, got, name), floats(t, want, name)
+		if len(a) != len(b) {
+			t.Fatalf("%s: %d floats, the oracle has %d", name, len(a), len(b))
+		}
+		most, off := 0.0, 0.0
+		for i := range b {
+			most, off = max(most, math.Abs(float64(b[i]))), max(off, math.Abs(float64(a[i])-float64(b[i])))
+		}
+		if off > 1e-5*most {
+			t.Errorf("%s differ by up to %.3g of %.3g", name, off, most)
+		}
 	}
 }
