@@ -31,6 +31,7 @@ type dots1Layer struct {
 
 func openDots1(l *loader, spec *Spec, positions int) layers {
 	spec.heads(l)
+	l.fullAttention()
 	groups := spec.routedInGroups(l)
 	spec.sharedExperts(l, 0)
 	spec.LeadingDense = l.or("leading_dense_block_count", 0, spec.Layers)

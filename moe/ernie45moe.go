@@ -38,6 +38,9 @@ func openErnie(l *loader, spec *Spec, positions int) layers {
 	if f := l.or("expert_gating_func", 1, 16); f != 1 {
 		l.fail("expert gating function %d, want 1 (softmax)", f)
 	}
+	if l.bool("use_bias", false) {
+		l.fail("the linear layers have biases (use_bias), which is not supported")
+	}
 	floor := float32(l.positive("expert_weights_norm_min", 1e-12, 1)) // moe_norm_min; GGUF files do not have it
 	m := &ernie{eps: l.epsilon()}
 	rope := newRope(positions, spec.RopeDims, l.ropeBase())
@@ -90,3 +93,18 @@ func (m *ernie) run(ctx context.Context, l int, s *state) error {
 }
 
 func (m *ernie) warm(s *state, last int) { m.layer[0].attn.warm(s, last) }
+
+// ernieNaming is Hugging Face's.
+func ernieNaming() naming {
+	return naming{
+		tensors: map[string][]string{"blk.N.exp_probs_b.bias": {"model.layers.N.mlp.moe_statics.e_score_correction_bias"}},
+		keys: map[string][]string{
+			"expert_count":              {"moe_num_experts"},
+			"expert_used_count":         {"moe_k"},
+			"expert_shared_count":       {"moe_num_shared_experts"},
+			"expert_weights_norm_min":   {"moe_norm_min"},
+			"leading_dense_block_count": {"moe_layer_start_index"},
+			"interleave_moe_layer_step": {"moe_layer_interval"},
+		},
+	}
+}

@@ -98,3 +98,27 @@ func (m *granite) run(ctx context.Context, l int, s *state) error {
 }
 
 func (m *granite) warm(s *state, last int) { m.layer[0].attn.warm(s, last) }
+
+// graniteNaming is Hugging Face's.
+func graniteNaming() naming {
+	const layer = "model.layers.N."
+	const experts = layer + "block_sparse_moe."
+	return naming{
+		tensors: map[string][]string{
+			"blk.N.ffn_gate_inp":          {experts + "router.layer"},
+			"blk.N.ffn_gate_exps.weight":  {experts + "input_linear.weight[0/2]"},
+			"blk.N.ffn_up_exps.weight":    {experts + "input_linear.weight[1/2]"},
+			"blk.N.ffn_down_exps.weight":  {experts + "output_linear.weight"},
+			"blk.N.ffn_gate_shexp.weight": {layer + "shared_mlp.input_linear.weight[0/2]"},
+			"blk.N.ffn_up_shexp.weight":   {layer + "shared_mlp.input_linear.weight[1/2]"},
+			"blk.N.ffn_down_shexp.weight": {layer + "shared_mlp.output_linear.weight"},
+		},
+		keys: map[string][]string{
+			"attention.scale":                   {"attention_multiplier"},
+			"embedding_scale":                   {"embedding_multiplier"},
+			"residual_scale":                    {"residual_multiplier"},
+			"logit_scale":                       {"logits_scaling"},
+			"expert_shared_feed_forward_length": {"shared_intermediate_size"},
+		},
+	}
+}

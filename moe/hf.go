@@ -96,8 +96,10 @@ func hfNaming() naming {
 			"rope.scaling.factor": {"rope_parameters.factor", "rope_scaling.factor"},
 			"rope.scaling.original_context_length": {"rope_parameters.original_max_position_embeddings",
 				"rope_scaling.original_max_position_embeddings"},
-			"rope.scaling.yarn_beta_fast": {"rope_parameters.beta_fast", "rope_scaling.beta_fast"},
-			"rope.scaling.yarn_beta_slow": {"rope_parameters.beta_slow", "rope_scaling.beta_slow"},
+			"rope.scaling.low_freq_factor":  {"rope_parameters.low_freq_factor", "rope_scaling.low_freq_factor"},
+			"rope.scaling.high_freq_factor": {"rope_parameters.high_freq_factor", "rope_scaling.high_freq_factor"},
+			"rope.scaling.yarn_beta_fast":   {"rope_parameters.beta_fast", "rope_scaling.beta_fast"},
+			"rope.scaling.yarn_beta_slow":   {"rope_parameters.beta_slow", "rope_scaling.beta_slow"},
 
 			"expert_count":               {"n_routed_experts", "num_experts", "num_local_experts"},
 			"expert_used_count":          {"num_experts_per_tok"},
@@ -228,6 +230,18 @@ func (l *loader) derived(key string) (uint64, bool) {
 		}
 	}
 	return 0, false
+}
+
+// fullAttention refuses a model some of whose layers see a window of keys alone,
+// for a page that does not.
+func (l *loader) fullAttention() {
+	kinds, _ := l.file.Meta.Strings(hfPrefix + "layer_types")
+	for i, kind := range kinds {
+		if kind != "full_attention" {
+			l.fail("layer %d is of the kind %q (layer_types), only full_attention is supported for this family", i, kind)
+			return
+		}
+	}
 }
 
 // missingExpert says of a stack that is made of one tensor for each expert which

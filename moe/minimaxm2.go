@@ -58,3 +58,21 @@ func (m *minimax) run(ctx context.Context, l int, s *state) error {
 }
 
 func (m *minimax) warm(s *state, last int) { m.layer[0].attn.warm(s, last) }
+
+// minimaxNaming is Hugging Face's.
+func minimaxNaming() naming {
+	const layer = "model.layers.N.block_sparse_moe."
+	return naming{
+		tensors: map[string][]string{
+			"blk.N.ffn_gate_inp":         {layer + "gate"},
+			"blk.N.exp_probs_b.bias":     {layer + "e_score_correction_bias"},
+			"blk.N.ffn_gate_exps.weight": {layer + "experts.*.w1.weight"},
+			"blk.N.ffn_up_exps.weight":   {layer + "experts.*.w3.weight"},
+			"blk.N.ffn_down_exps.weight": {layer + "experts.*.w2.weight"},
+		},
+		keys: map[string][]string{
+			"expert_feed_forward_length": {"intermediate_size"},
+			"rope.dimension_count":       {"rotary_dim"},
+		},
+	}
+}

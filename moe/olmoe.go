@@ -55,3 +55,8 @@ func (m *olmoe) run(ctx context.Context, l int, s *state) error {
 }
 
 func (m *olmoe) warm(s *state, last int) { m.layer[0].attn.warm(s, last) }
+
+// olmoeNaming is Hugging Face's.
+func olmoeNaming() naming {
+	return naming{keys: map[string][]string{"attention.clamp_kqv": {"clip_qkv"}}}
+}

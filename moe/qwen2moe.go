@@ -27,6 +27,7 @@ type qwen2Layer struct {
 func openQwen2(l *loader, spec *Spec, positions int) layers {
 	spec.headSizes(l)
 	spec.routed(l)
+	l.fullAttention()
 	spec.SharedExperts = 1
 	spec.SharedFF = l.need("expert_shared_feed_forward_length", maxDim)
 	m := &qwen2{}
@@ -57,3 +58,8 @@ func (m *qwen2) run(ctx context.Context, l int, s *state) error {
 }
 
 func (m *qwen2) warm(s *state, last int) { m.layer[0].attn.warm(s, last) }
+
+// qwen2Naming is Hugging Face's.
+func qwen2Naming() naming {
+	return naming{keys: map[string][]string{"expert_shared_feed_forward_length": {"shared_expert_intermediate_size"}}}
+}

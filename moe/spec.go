@@ -90,16 +90,16 @@ type layers interface {
 func families() []family {
 	return []family{
 		{arch: "dots1", hf: []string{"dots1"}, open: openDots1},
-		{arch: "ernie4_5-moe", hf: []string{"ernie4_5_moe"}, open: openErnie},
+		{arch: "ernie4_5-moe", hf: []string{"ernie4_5_moe"}, hfNames: ernieNaming(), open: openErnie},
 		{arch: "glm4moe", hf: []string{"glm4_moe"}, open: openGLM4},
 		{arch: "gpt-oss", hf: []string{"gpt_oss"}, hfNames: gptOSSNaming(), open: openGPTOSS},
-		{arch: "granitemoe", hf: []string{"granitemoe", "granitemoeshared"}, open: openGranite},
-		{arch: "hunyuan-moe", hf: []string{"hunyuan_v1_moe"}, open: openHunyuan},
-		{arch: "llama", hf: []string{"mixtral"}, open: openMixtral},
+		{arch: "granitemoe", hf: []string{"granitemoe", "granitemoeshared"}, hfNames: graniteNaming(), open: openGranite},
+		{arch: "hunyuan-moe", hf: []string{"hunyuan_v1_moe"}, hfNames: hunyuanNaming(), open: openHunyuan},
+		{arch: "llama", hf: []string{"mixtral"}, hfNames: mixtralNaming(), open: openMixtral},
 		{arch: "llama4", hf: []string{"llama4"}, hfNames: llama4Naming(), open: openLlama4},
-		{arch: "minimax-m2", hf: []string{"minimax_m2"}, open: openMinimax},
-		{arch: "olmoe", hf: []string{"olmoe"}, open: openOlmoe},
-		{arch: "qwen2moe", hf: []string{"qwen2_moe"}, open: openQwen2},
+		{arch: "minimax-m2", hf: []string{"minimax_m2"}, hfNames: minimaxNaming(), open: openMinimax},
+		{arch: "olmoe", hf: []string{"olmoe"}, hfNames: olmoeNaming(), open: openOlmoe},
+		{arch: "qwen2moe", hf: []string{"qwen2_moe"}, hfNames: qwen2Naming(), open: openQwen2},
 		{arch: "qwen3moe", hf: []string{"qwen3_moe"}, open: openQwen3},
 	}
 }
