@@ -87,42 +87,6 @@ func (t *Tensor) shares() int64 {
 	return 1
 }
 
-// share makes the share of one expert: dst, of rows*RowBytes(cols) bytes, from
-// what lies in the sources, codes and scales.
-func (f *form) share(dst, codes, scale []byte) {
-	rowBytes := int64(f.typ.RowBytes(int(f.cols)))
-	for i := range f.rows {
-		row, at := dst[i*rowBytes:(i+1)*rowBytes], f.first+i*f.step
-		switch f.weave {
-		case unwoven, pick:
-			copy(row, codes[at*rowBytes:])
-		case transposed:
-			column(row, codes, at, f.all, int(rowBytes/f.cols))
-		case float8:
-			f.float8Row(row, codes[at*f.cols:], scale, at)
-		case fp4:
-			fp4Row(row, codes[at*f.cols/2:], scale[at*f.cols/32:])
-		case int4:
-			f.int4Row(row, codes[at*f.cols/2:], scale, at)
-		}
-	}
-}
-
-// column gathers column c of a matrix of so many columns, of size bytes each.
-func column(dst, src []byte, c, cols int64, size int) {
-	step, at := int(cols)*size, int(c)*size
-	switch size {
-	case 2:
-		for i := 0; i < len(dst); i, at = i+2, at+step {
-			dst[i], dst[i+1] = src[at], src[at+1]
-		}
-	default:
-		for i := 0; i < len(dst); i, at = i+size, at+step {
-			copy(dst[i:i+size], src[at:at+size])
-		}
-	}
-}
-
 // View finds a tensor by its name, like Tensor, or one that is made of others,
 // which the name says how:
 //
@@ -303,7 +267,3 @@ func (m *Model) made(name string) (names []string) {
 		names = append(names, one)
 	}
 }
-
-func (f *form) float8Row(dst, codes, scale []byte, row int64) {}
-func fp4Row(dst, codes, scale []byte)                         {}
-func (f *form) int4Row(dst, codes, scale []byte, row int64)   {}

@@ -690,11 +690,11 @@ func (p *parser) tensor() Tensor {
 		return t
 	}
 	per, bytes := t.Type.Block()
-	if t.Dims[0]%int64(per) != 0 {
+	if !t.Type.Fits(int(t.Dims[0])) {
 		p.fail(at, "%s has rows of %d elements, but %v has blocks of %d: the file is damaged, or its converter wrong", what, t.Dims[0], t.Type, per)
 		return t
 	}
-	if hi, lo := bits.Mul64(elems/uint64(per), uint64(bytes)); hi != 0 || lo > uint64(p.size) {
+	if hi, lo := bits.Mul64(elems/uint64(t.Dims[0])*((uint64(t.Dims[0])+uint64(per)-1)/uint64(per)), uint64(bytes)); hi != 0 || lo > uint64(p.size) {
 		p.fail(at, "%s has the shape %v in %v, which is more than the file's %d bytes: it is cut short or damaged; download it again", what, t.Dims, t.Type, p.size)
 		return t
 	} else {

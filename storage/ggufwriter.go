@@ -22,7 +22,7 @@ func (s TensorSpec) Bytes() int64 {
 	if per == 0 || len(s.Dims) == 0 {
 		return 0
 	}
-	n := s.Dims[0] / int64(per) * int64(bytes)
+	n := (s.Dims[0] + int64(per) - 1) / int64(per) * int64(bytes)
 	for _, d := range s.Dims[1:] {
 		n *= d
 	}

@@ -3,6 +3,7 @@ package storage
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"sluice/internal/quant"
 	"sluice/internal/safetensors"
@@ -59,12 +60,161 @@ var dtypes = map[safetensors.DType]quant.Type{
 
 // add makes the tensor whose codes, or all bytes, t has.
 func (c *composer) add(t rawTensor) error {
+	if stem, ok := strings.CutSuffix(t.Name, "_blocks"); ok && t.DType == "U8" && len(t.Shape) > 2 && t.Shape[len(t.Shape)-1] == 16 {
+		if scale, ok := c.raw[stem+"_scales"]; ok {
+			shape := slices.Clone(t.Shape[:len(t.Shape)-1])
+			shape[len(shape)-1] *= 32
+			return c.fp4(stem, shape, t, scale)
+		}
+	}
+	if stem, ok := strings.CutSuffix(t.Name, "_packed"); ok && len(t.Shape) > 1 {
+		if scale, ok := c.raw[stem+"_scale"]; ok {
+			c.used[stem+"_shape"] = true
+			shape := slices.Clone(t.Shape)
+			switch {
+			case t.DType == "I32":
+				shape[len(shape)-1] *= 8
+				return c.int4(stem, shape, t, scale)
+			case t.DType == "U8" && (scale.DType == "U8" || scale.DType == "F8_E8M0"):
+				shape[len(shape)-1] *= 2
+				return c.fp4(stem, shape, t, scale)
+			}
+		}
+	}
+	if t.DType == "F8_E4M3" && len(t.Shape) > 1 {
+		return c.float8(t)
+	}
 	typ, known := dtypes[t.DType]
 	if !known {
 		typ = quant.I8
 	}
 	c.out = append(c.out, Tensor{Name: t.Name, Type: typ, Dims: dimsOf(t.Shape), File: t.file, Off: t.Off, Bytes: t.Bytes})
 	return nil
+}
+
+// made adds the tensor of that name, type and shape that a form makes of codes
+// and scales. A shape of three dims is a stack, each share made by itself.
+func (c *composer) made(name string, typ quant.Type, shape []int64, f form, codes, scale rawTensor) error {
+	if len(shape) > 3 || len(shape) < 2 {
+		return c.bad(codes, "has the shape %v, want that of a matrix or a stack of them", codes.Shape)
+	}
+	t := Tensor{Name: name, Type: typ, Dims: dimsOf(shape), File: codes.file, Off: codes.Off}
+	n := t.shares()
+	f.typ, f.cols, f.rows, f.all, f.step = typ, t.Dims[0], t.Dims[1], t.Dims[1], 1
+	for i, raw := range [...]rawTensor{codes, scale} {
+		if raw.Bytes > 0 {
+			f.from[i] = source{n: raw.Bytes / n, stride: raw.Bytes / n, at: place{raw.file, raw.Off}}
+		}
+	}
+	perRow := int64(typ.RowBytes(int(f.cols)))
+	if f.cols > maxColumns || perRow > maxFile/f.rows/n { // of codes that are there, so in truth far less
+		return c.bad(codes, "has the shape %v, which makes no size that memory can have", codes.Shape)
+	}
+	t.Bytes = n * f.rows * perRow
+	t.form = &f
+	c.out = append(c.out, t)
+	c.used[scale.Name] = true
+	return nil
+}
+
+const maxColumns = 1 << 30
+
+// bad is an error about a tensor.
+func (c *composer) bad(t rawTensor, format string, args ...any) error {
+	return &FormatError{File: c.m.Files[t.file].Path, Off: t.Off, Msg: fmt.Sprintf("tensor %.60q ", t.Name) + fmt.Sprintf(format, args...)}
+}
+
+// fp4 is MXFP4 of that shape: E2M1 codes, an E8M0 exponent for each 32.
+func (c *composer) fp4(name string, shape []int64, codes, scale rawTensor) error {
+	n := int64(1)
+	for _, d := range shape {
+		n *= d // of half as many bytes as there are
+	}
+	if cols := shape[len(shape)-1]; cols%32 != 0 || codes.Bytes != n/2 || scale.Bytes != n/32 {
+		return c.bad(codes, "of shape %v has %d bytes of codes and %s, of shape %v, %d scales: want one for each 32 of a row", codes.Shape, codes.Bytes, scale.Name, scale.Shape, scale.Bytes)
+	}
+	return c.made(name, quant.MXFP4, shape, form{weave: fp4}, codes, scale)
+}
+
+// int4 is compressed-tensors' pack-quantized, symmetric, in groups of a row.
+func (c *composer) int4(name string, shape []int64, codes, scale rawTensor) error {
+	for _, other := range [...]string{"_zero_point", "_g_idx"} {
+		if x, ok := c.raw[name+other]; ok {
+			return c.bad(x, "is there, but of packed integers only symmetric ones in groups of neighbours are supported")
+		}
+	}
+	last := len(shape) - 1
+	if len(scale.Shape) != len(shape) || !slices.Equal(shape[:last], scale.Shape[:last]) || scale.Shape[last] < 1 || shape[last]%scale.Shape[last] != 0 {
+		return c.bad(scale, "has the shape %v, which does not fit codes of shape %v", scale.Shape, shape)
+	}
+	group := shape[last] / scale.Shape[last]
+	typ := quant.INT4_32
+	switch {
+	case group%32 != 0:
+		return c.bad(scale, "has a scale for each %d codes: supported are groups of a multiple of 32", group)
+	case scale.DType == "F16":
+		typ = quant.Q4_0 // the same numbers
+	case scale.DType != "BF16":
+		return c.bad(scale, "has the type %s: supported are BF16 and F16", scale.DType)
+	case group%128 == 0:
+		typ = quant.INT4_128
+	}
+	f := form{weave: int4, scale: scales{rows: shape[last-1], cols: scale.Shape[last], high: 1, wide: group, typ: dtypes[scale.DType]}}
+	return c.made(name, typ, shape, f, codes, scale)
+}
+
+// float8 is FP8-E4M3 with a scale for each block of 128x128, each row, or the whole.
+func (c *composer) float8(codes rawTensor) error {
+	var scale rawTensor
+	for _, suffix := range [...]string{"_scale_inv", "_scale"} {
+		if s, ok := c.raw[codes.Name+suffix]; ok {
+			scale = s
+			break
+		}
+	}
+	f := form{weave: float8}
+	if scale.Name != "" {
+		last := len(codes.Shape) - 1
+		rows, cols, n := codes.Shape[last-1], codes.Shape[last], int64(1)
+		for _, d := range codes.Shape[:last-1] {
+			n *= d
+		}
+		x := scales{rows: 1, cols: 1, high: rows, wide: cols}
+		of := int64(1) // all scales
+		for _, d := range scale.Shape {
+			of *= d
+		}
+		if len(scale.Shape) >= len(codes.Shape) || len(scale.Shape) == 2 {
+			x.rows, x.cols = scale.Shape[len(scale.Shape)-2], scale.Shape[len(scale.Shape)-1]
+		} else if of == n*rows {
+			x.rows = rows
+		}
+		var known bool
+		if x.typ, known = dtypes[scale.DType]; scale.DType == "F8_E8M0" {
+			x.typ, known = quant.I8, true
+		}
+		switch {
+		case !known || x.typ != quant.F32 && x.typ != quant.BF16 && x.typ != quant.F16 && x.typ != quant.I8:
+			return c.bad(scale, "has the type %s, which is none of a scale", scale.DType)
+		case x.rows == rows:
+			x.high = 1
+		case x.rows == (rows+127)/128:
+			x.high = 128
+		case x.rows != 1:
+			x.cols = 0 // fits nothing
+		}
+		switch {
+		case x.cols == (cols+127)/128:
+			x.wide = 128
+		case x.cols != 1:
+			x.cols = 0
+		}
+		if x.cols == 0 || of != n*x.rows*x.cols {
+			return c.bad(scale, "has the shape %v, which does not fit codes of shape %v: want a scale for each block of 128x128, each row, or the whole", scale.Shape, codes.Shape)
+		}
+		f.scale = x
+	}
+	return c.made(codes.Name, quant.F8_128, codes.Shape, f, codes, scale)
 }
 
 // dimsOf is a shape innermost first, at most four dims.

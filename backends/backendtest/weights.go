@@ -16,6 +16,7 @@ var Types = []quant.Type{
 	quant.Q2_K, quant.Q3_K, quant.Q4_K, quant.Q5_K, quant.Q6_K, quant.IQ4_XS,
 	quant.IQ2_XXS, quant.IQ2_XS, quant.IQ2_S, quant.IQ3_XXS, quant.IQ3_S, quant.IQ1_S, quant.IQ1_M,
 	quant.TQ1_0, quant.TQ2_0,
+	quant.F8_128, quant.INT4_32, quant.INT4_128,
 }
 
 // halves are the places of the f16 scales in a block.
@@ -98,6 +99,23 @@ func setScales(rng *rand.Rand, t quant.Type, p []byte, half func() uint16) {
 		binary.LittleEndian.PutUint16(p, quant.ToF16(floatWeight(rng)))
 	case quant.BF16:
 		binary.LittleEndian.PutUint16(p, quant.ToBF16(floatWeight(rng)))
+	case quant.F8_128:
+		s := floatWeight(rng)
+		if rng.IntN(12) == 0 {
+			s = float32(math.Ldexp(float64(s), -40)) // about the cut at 2^-45
+		}
+		binary.LittleEndian.PutUint32(p, math.Float32bits(s))
+		for i := range p[4:] {
+			if p[4+i]&0x7f == 0x7f {
+				p[4+i] ^= 1 // no NaN
+			}
+		}
+	case quant.INT4_32, quant.INT4_128:
+		s := floatWeight(rng)
+		if rng.IntN(12) == 0 {
+			s = float32(math.Ldexp(float64(s), -40))
+		}
+		binary.LittleEndian.PutUint16(p, quant.ToBF16(s))
 	case quant.MXFP4:
 		p[0] = byte(115 + rng.IntN(10))
 		if rng.IntN(12) == 0 {

@@ -155,11 +155,10 @@ func (v *vec) rows() []float32 { return v.data[:v.n*v.dim] }
 
 // checkMatrix panics unless m is whole rows of a weight type.
 func checkMatrix(name string, m *backends.Matrix) {
-	elems, _ := m.Type.Block()
-	if elems == 0 || m.Type.Kind() == quant.Data {
+	if !m.Type.Known() || m.Type.Kind() == quant.Data {
 		panic(fmt.Sprintf("backends/cpu: %s: a matrix of %v, which is not a weight type", name, m.Type))
 	}
-	if m.Rows < 0 || m.Cols < 1 || m.Cols%elems != 0 || len(m.Data) != m.Rows*m.Type.RowBytes(m.Cols) {
+	if m.Rows < 0 || m.Cols < 1 || !m.Type.Fits(m.Cols) || len(m.Data) != m.Rows*m.Type.RowBytes(m.Cols) {
 		panic(fmt.Sprintf("backends/cpu: %s: a matrix of %d x %d %v in %d bytes", name, m.Rows, m.Cols, m.Type, len(m.Data)))
 	}
 }

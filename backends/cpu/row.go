@@ -53,9 +53,11 @@ type products struct {
 // item does for itself, is a small part of it.
 func (s *products) add(k *kernels, p product) {
 	t := p.m.Type
-	p.kernel, p.tiles = k.rows[t], k.tiles[t]
-	if p.m.Cols%16 == 0 {
-		p.floats = k.floats[t]
+	if int(t) < len(k.rows) { // the others are run in plain Go
+		p.kernel, p.tiles = k.rows[t], k.tiles[t]
+		if p.m.Cols%16 == 0 {
+			p.floats = k.floats[t]
+		}
 	}
 	p.kind, p.act = t.Kind(), t.ActBlock()
 	p.form, p.rowLen = formOf(p.act), t.RowBytes(p.m.Cols)
@@ -369,7 +371,7 @@ func (p *product) floatRow(s *scratch, row []byte, n int) {
 	clear(s.lane16[:n])
 	for c := 0; c < cols; c += len(s.weight) {
 		w := s.weight[:min(len(s.weight), cols-c)]
-		decodeFloats(p.m.Type, w, row[c*p.rowLen/cols:])
+		decodeFloats(p.m.Type, w, row[p.m.Type.RowBytes(c):])
 		for j := range n {
 			at := s.row[j]*cols + c
 			s.k.dotLanes(&s.lane16[j], w, p.in.f[at:at+len(w)])
@@ -397,6 +399,13 @@ func decodeFloats(t quant.Type, dst []float32, src []byte) {
 				b = 0
 			}
 			dst[i] = math.Float32frombits(b)
+		}
+	case quant.F8_128:
+		quant.F8Weights(dst, src)
+		for i, v := range dst {
+			if math.Float32bits(v)&^arith.SignMask < arith.TinyBits {
+				dst[i] = 0
+			}
 		}
 	default:
 		src = src[:2*len(dst)]

@@ -26,7 +26,7 @@ func (e *RangeError) Error() string {
 // returns it as a *RangeError: NaN or infinite scales, mins and float weights,
 // scales above 2^40 (MXFP4: exponent codes above 168), float weights above
 // 2^50, and NVFP4 scale codes that are NaN or have the sign bit, which is none
-// of theirs. Of block formats it reads the scales alone. Integer data has
+// of theirs; and FP8 codes that are NaN. Of block formats it reads the scales alone. Integer data has
 // nothing to find. Data that is not whole blocks of a known type is an error too.
 func Check(t Type, data []byte) error {
 	_, size := t.Block()
@@ -43,6 +43,10 @@ func Check(t Type, data []byte) error {
 		return checkFloats(t, data, 16, 0x5880) // 2^50
 	case t == F16:
 		return checkFloats(t, data, 16, 0x7bff) // 65504, the largest there is
+	case t == F8_128:
+		return checkF8(data)
+	case t == INT4_32 || t == INT4_128:
+		return checkBF16Scales(t, data)
 	case t == MXFP4:
 		for i := 0; i < len(data); i += size {
 			if e := data[i]; e > 168 {

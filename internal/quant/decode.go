@@ -8,18 +8,17 @@ import (
 
 // Dequantize decodes len(dst) elements of a weight row from src.
 //
-//	dst  whole blocks of t
+//	dst  whole blocks of t, or a row of F8_128
 //	src  t.RowBytes(len(dst)) bytes
 //
 // The bits are those of ggml's C library: each value is the code times
 // (W*Scale), plus or minus a min, every step rounded to float32. Only scales
 // that Check refuses may give other bits. Misuse panics.
 func Dequantize(t Type, dst []float32, src []byte) {
-	elems, bytes := t.Block()
-	if elems == 0 || t.Kind() == Data {
+	if !t.Known() || t.Kind() == Data {
 		panic(fmt.Sprintf("quant: Dequantize of %v, which is not a weight", t))
 	}
-	if len(dst)%elems != 0 || len(src) != len(dst)/elems*bytes {
+	if !t.Fits(len(dst)) || len(src) != t.RowBytes(len(dst)) {
 		panic(fmt.Sprintf("quant: Dequantize of %d %v elements from %d bytes", len(dst), t, len(src)))
 	}
 	switch t {
@@ -35,6 +34,8 @@ func Dequantize(t Type, dst []float32, src []byte) {
 		for i := range dst {
 			dst[i] = FromBF16(binary.LittleEndian.Uint16(src[2*i:]))
 		}
+	case F8_128:
+		F8Weights(dst, src)
 	default:
 		dequantizeBlocks(t, dst, src)
 	}

@@ -5,7 +5,8 @@ package quant
 
 import "fmt"
 
-// A Type is a GGML tensor type, by the number that a GGUF file carries.
+// A Type is a tensor type: one of GGML, by the number that a GGUF file carries, or
+// one of our own, see own.go.
 type Type uint32
 
 // The types that Sluice reads as weights, and the plain integer types that a
@@ -87,8 +88,11 @@ var layouts = [...]layout{
 func (t Type) Known() bool { return t.layout().elems > 0 }
 
 func (t Type) layout() (l layout) {
-	if int(t) < len(layouts) {
+	switch {
+	case int(t) < len(layouts):
 		l = layouts[t]
+	case t >= firstOwn && t-firstOwn < Type(len(ownLayouts)):
+		l = ownLayouts[t-firstOwn]
 	}
 	return l
 }
@@ -104,8 +108,18 @@ func (t Type) String() string {
 // Block gives the elements and the bytes of one block; 0, 0 if unknown.
 func (t Type) Block() (elems, bytes int) { l := t.layout(); return l.elems, l.bytes }
 
-// RowBytes gives the size of n elements, a whole number of blocks, in bytes.
-func (t Type) RowBytes(n int) int { l := t.layout(); return n / l.elems * l.bytes }
+// RowBytes gives the size of a row of n elements, which Fits, in bytes.
+func (t Type) RowBytes(n int) int {
+	l := t.layout()
+	return (n + l.elems - 1) / l.elems * l.bytes
+}
+
+// Fits says whether a row may have n elements: a whole number of blocks, or any
+// number where the last block may be short.
+func (t Type) Fits(n int) bool {
+	l := t.layout()
+	return l.elems > 0 && (n%l.elems == 0 || t == F8_128)
+}
 
 // ActBlock gives the elements of the activation block that a row of this type
 // is multiplied with: 32 or 256; 0 for float rows and data.

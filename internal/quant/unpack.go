@@ -66,6 +66,10 @@ func UnpackerFor(t Type) Unpacker {
 		return unpackTQ1_0
 	case TQ2_0:
 		return unpackTQ2_0
+	case INT4_32:
+		return unpackINT4_32
+	case INT4_128:
+		return unpackINT4_128
 	}
 	return nil
 }
@@ -120,6 +124,10 @@ func unpack(t Type, b *Block, row []byte, i int) {
 		unpackTQ1_0(b, row, i)
 	case TQ2_0:
 		unpackTQ2_0(b, row, i)
+	case INT4_32:
+		unpackINT4_32(b, row, i)
+	case INT4_128:
+		unpackINT4_128(b, row, i)
 	default:
 		panic("quant: " + t.String() + " has no blocks to unpack")
 	}
