@@ -69,6 +69,11 @@ func (m *Model) addCopy(c *Model) error {
 			return fmt.Errorf("storage: %s and %s differ at byte %d, in their headers: they are not copies of one model; copy it again", b.Path, a.Path, at)
 		}
 	}
+	for _, name := range hfTexts {
+		if a, b := m.Meta.Value("hf."+name), c.Meta.Value("hf."+name); m.Format == "safetensors" && a != b {
+			return fmt.Errorf("storage: %s beside %s and %s is not the same: they are not copies of one model; copy it again", name, m.Files[0].Path, c.Files[0].Path)
+		}
+	}
 	return m.sample(c)
 }
 
@@ -82,7 +87,19 @@ func (m *Model) sample(c *Model) error {
 	}
 	const piece = 4096
 	var x, y [piece]byte
+	var all []Tensor // as they lie in the files
 	for _, t := range m.Tensors {
+		if t.form == nil {
+			all = append(all, t)
+			continue
+		}
+		for _, s := range t.form.from { // of a tensor of the model's own: shares that follow each other
+			if s.n > 0 {
+				all = append(all, Tensor{Name: t.Name, File: s.at.file, Off: s.at.off, Bytes: s.n * t.shares()})
+			}
+		}
+	}
+	for _, t := range all {
 		n := min(piece, t.Bytes)
 		for _, at := range [...]int64{0, (t.Bytes - n) / 2, t.Bytes - n} {
 			a, b := &m.Files[t.File], &c.Files[t.File]

@@ -131,11 +131,14 @@ func (m *Model) view(name string) (Tensor, error) {
 		return t, nil
 	}
 	sel, closed := strings.CutSuffix(sel, "]")
+	if !closed {
+		return none("no such selection")
+	}
 	sel, turned := strings.CutPrefix(sel, "T")
 	k, n, step := int64(0), int64(1), int64(1)
 	if sel != "" {
 		at := strings.IndexAny(sel, "/%")
-		if at < 0 || !closed {
+		if at < 0 {
 			return none("no such selection")
 		}
 		var err1, err2 error

@@ -49,6 +49,11 @@ func (m *Model) Identity() (Identity, error) {
 		h.Sum(x.Header[:0])
 		id.Files = append(id.Files, x)
 	}
+	for _, name := range hfTexts { // what is read whole needs no time
+		if text, ok := m.Meta.Value("hf." + name).(string); ok {
+			id.Files = append(id.Files, FileIdentity{Size: int64(len(text)), Header: sha256.Sum256([]byte(name + "\n" + text))})
+		}
+	}
 	return id, nil
 }
 
@@ -99,8 +104,16 @@ func (id Identity) Differs(now Identity) (words string, timeOnly bool) {
 }
 
 // SlabPath is where a model's slab belongs: beside it, under the same name with
-// .slab in place of .gguf, without the number of a shard.
-func (m *Model) SlabPath() string { return stem(m.Files[0].Path) + ".slab" }
+// .slab in place of .gguf, without the number of a shard; in the directory of a
+// Hugging Face model as model.slab.
+func (m *Model) SlabPath() string { return m.stem() + ".slab" }
+
+func (m *Model) stem() string {
+	if m.Format == "safetensors" {
+		return filepath.Join(filepath.Dir(m.Files[0].Path), "model")
+	}
+	return stem(m.Files[0].Path)
+}
 
 // stem is a model's path without what tells the format and the shard.
 func stem(path string) string {
@@ -118,7 +131,7 @@ func (m *Model) Sidecar() (side *Model, words string) {
 	if m.Format == "slab" {
 		return nil, ""
 	}
-	base := stem(m.Files[0].Path)
+	base := m.stem()
 	for _, path := range []string{base + ".slab", base + ".gguf.slab"} {
 		fi, err := os.Stat(path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -159,12 +172,20 @@ func (m *Model) sidecar(path string) (side *Model, why string) {
 	return side, ""
 }
 
-// sameTensors says whether two models have tensors of the same names, types and
-// shapes in the same order.
-func sameTensors(a, b *Model) bool {
-	return slices.EqualFunc(a.Tensors, b.Tensors, func(x, y Tensor) bool {
-		return x.Name == y.Name && x.Type == y.Type && slices.Equal(x.Dims, y.Dims)
-	})
+// sameTensors says whether a slab has the tensors of a model, which must be of the
+// same names, types and shapes. In place of those that an expert's parts are made
+// of it has the parts.
+func sameTensors(m, slab *Model) bool {
+	if m.Format != "safetensors" && len(m.Tensors) != len(slab.Tensors) {
+		return false
+	}
+	for _, x := range slab.Tensors {
+		y, ok := m.Tensor(x.Name)
+		if !ok || x.Type != y.Type || !slices.Equal(x.Dims, y.Dims) {
+			return false
+		}
+	}
+	return true
 }
 
 // Unpacked opens the model that lies beside a slab under its name; it may be
@@ -175,6 +196,12 @@ func (m *Model) Unpacked() (*Model, error) {
 	}
 	base := strings.TrimSuffix(strings.TrimSuffix(m.Files[0].Path, ".slab"), ".gguf")
 	dir, name := filepath.Split(base)
+	if m.Meta.Has("hf." + hfConfig) {
+		if dir = filepath.Clean(dir + "."); !hfModel(dir, true) {
+			return nil, nil
+		}
+		return openHF(dir, true)
+	}
 	first := base + ".gguf"
 	if _, err := os.Stat(first); errors.Is(err, fs.ErrNotExist) {
 		entries, err := os.ReadDir(filepath.Clean(dir + "."))

@@ -57,6 +57,7 @@ type packer struct {
 	done  int // items written
 	noted int // of them, those whose checksums are in the file
 	buf   []byte
+	made  []byte // a share that is made of others
 }
 
 // Pack writes the model as a slab to out: the same tensors and metadata, but
@@ -327,29 +328,58 @@ func (p *packer) copyAll(ctx context.Context) error {
 // copyItem writes one item and notes its checksum.
 func (p *packer) copyItem(ctx context.Context, it item) error {
 	sum := uint32(0)
+	write := func(b []byte) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		sum = crc32.Update(sum, castagnoli, b)
+		k, err := p.w.Write(b)
+		p.at += int64(k)
+		return err
+	}
 	piece := func(t Tensor, off, n int64) error {
 		for done := int64(0); done < n; {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
 			b := p.buf[:min(n-done, p.opt.chunk)]
 			if err := p.m.read(b, t, off+done); err != nil {
 				return err
 			}
-			sum = crc32.Update(sum, castagnoli, b)
-			k, err := p.w.Write(b)
-			p.at += int64(k)
-			if err != nil {
+			if err := write(b); err != nil {
 				return err
 			}
 			done += int64(len(b))
 		}
 		return nil
 	}
-	if it.stack == nil {
-		t := p.m.Tensors[it.tensor]
-		if err := piece(t, t.Off, t.Bytes); err != nil {
+	share := func(t Tensor, e, n int64) error {
+		if t.form == nil {
+			off, bytes := t.at(e, n)
+			return piece(t, off, bytes)
+		}
+		if t.form.weave == unwoven {
+			at := t.form.from[0].of(e)
+			return piece(Tensor{Name: t.Name, File: at.file}, at.off, t.form.from[0].n)
+		}
+		made := room(&p.made, t.Bytes/n)
+		if err := p.m.readShare(made, t, e); err != nil {
 			return err
+		}
+		for ; len(made) > 0; made = made[min(p.opt.chunk, int64(len(made))):] {
+			if err := write(made[:min(p.opt.chunk, int64(len(made)))]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if it.stack == nil {
+		t := p.from[it.tensor]
+		n := int64(1)
+		if t.form != nil {
+			n = t.shares()
+		}
+		for e := range n {
+			if err := share(t, e, n); err != nil {
+				return err
+			}
 		}
 		*it.sum = sum
 		return nil
@@ -363,12 +393,17 @@ func (p *packer) copyItem(ctx context.Context, it item) error {
 		if err := p.zeros(off); err != nil {
 			return err
 		}
-		t := p.m.Tensors[k]
-		from, share := t.at(it.expert, n)
+		t := p.from[k]
 		if it.expert+1 < n { // while this is written
-			unix.Fadvise(int(p.m.Files[t.File].f.Fd()), from+share, share, unix.FADV_WILLNEED)
+			for _, src := range t.sources(n) {
+				if src.n == 0 {
+					continue
+				}
+				next := src.of(it.expert + 1)
+				unix.Fadvise(int(p.m.Files[next.file].f.Fd()), next.off, src.n, unix.FADV_WILLNEED)
+			}
 		}
-		if err := piece(t, from, share); err != nil {
+		if err := share(t, it.expert, n); err != nil {
 			return err
 		}
 	}

@@ -61,6 +61,7 @@ type slab struct {
 	size    int64 // of the file
 	source  Identity
 	tensors []Tensor
+	from    []Tensor // of a slab to be written: the same in the model
 	stacks  []*stack
 	sums    []uint32 // of the items, in their order
 	head    []byte   // the GGUF header that the model would have as one file
@@ -129,8 +130,17 @@ func (s *slab) sumsAt() int64 {
 // layOut plans the slab of a model whose experts are those of layers: first the
 // tensors that are none, in the model's order, then the layers.
 func layOut(m *Model, layers []ExpertLayer, out string) (*slab, error) {
-	s := &slab{tensors: slices.Clone(m.Tensors)}
+	s := &slab{}
 	var err error
+	if s.from, err = m.packed(layers); err != nil {
+		return nil, fmt.Errorf("storage: pack %s: %w", m.Files[0].Path, err)
+	}
+	s.tensors = slices.Clone(s.from)
+	byName := make(map[string]int, len(s.tensors))
+	for k := range s.tensors {
+		byName[s.tensors[k].Name] = k
+		s.tensors[k].form = nil // the slab has the bytes that it makes
+	}
 	if s.source, err = m.Identity(); err != nil {
 		return nil, err
 	}
@@ -142,7 +152,7 @@ func layOut(m *Model, layers []ExpertLayer, out string) (*slab, error) {
 		}
 		st := &stack{layer: l.Layer, experts: l.Experts}
 		for _, name := range l.Parts {
-			k, ok := m.byName[name]
+			k, ok := byName[name]
 			if !ok {
 				return nil, fmt.Errorf("storage: pack %s: layer %d: the model has no tensor %q", m.Files[0].Path, l.Layer, name)
 			}
@@ -200,6 +210,37 @@ func layOut(m *Model, layers []ExpertLayer, out string) (*slab, error) {
 	s.size = at
 	s.link()
 	return s, nil
+}
+
+// packed lists the tensors of the model as a slab has them: a part that is made of
+// several stands in their place.
+func (m *Model) packed(layers []ExpertLayer) ([]Tensor, error) {
+	gone := map[string]bool{}
+	instead := map[string][]Tensor{}
+	for _, l := range layers {
+		for _, name := range l.Parts {
+			names := m.made(name)
+			if len(names) == 0 {
+				continue
+			}
+			t, err := m.View(name)
+			if err != nil {
+				return nil, fmt.Errorf("layer %d: %w", l.Layer, err)
+			}
+			instead[names[0]] = append(instead[names[0]], t)
+			for _, n := range names {
+				gone[n] = true
+			}
+		}
+	}
+	ts := make([]Tensor, 0, len(m.Tensors))
+	for _, t := range m.Tensors {
+		ts = append(ts, instead[t.Name]...)
+		if !gone[t.Name] {
+			ts = append(ts, t)
+		}
+	}
+	return ts, nil
 }
 
 // link gives tensors and stacks their checksums.

@@ -31,7 +31,8 @@ type Verification struct {
 // particular, so it is rounded down to whole blocks.
 const verifyChunk = 4 << 20
 
-// Verify reads every byte of a model's weights. Of a GGUF file it finds what
+// Verify reads every byte of a model's weights. Of a GGUF file or a directory of
+// safetensors it finds what
 // cannot be read, and numbers that the arithmetic does not take. Of a slab also
 // each checksum that does not fit, and, if packed is not nil, each byte that is
 // not the model's that it was made of. It goes on after a finding; the error is
@@ -42,7 +43,7 @@ func Verify(ctx context.Context, m, packed *Model, progress func(done, total int
 		v.total += f.Size
 	}
 	if packed != nil {
-		if m.slab == nil || !sameTensors(m, packed) {
+		if m.slab == nil || !sameTensors(packed, m) {
 			return v.Verification, fmt.Errorf("storage: %s cannot be compared with %s: their tensors are not the same", m.Files[0].Path, packed.Files[0].Path)
 		}
 		v.Compared = true
@@ -71,6 +72,11 @@ type verifier struct {
 	progress  func(done, total int64)
 	total     int64
 	buf, same []byte
+
+	// The last share of packed that was made, of which tensor and expert.
+	shareOf  []byte
+	sharesOf string
+	shareNo  int64
 }
 
 // room makes b n bytes long.
@@ -91,6 +97,9 @@ func (v *verifier) note(n int64) {
 // tensor verifies a tensor that lies together, its checksum if it has one.
 func (v *verifier) tensor(k int, sum *uint32) error {
 	t := v.m.Tensors[k]
+	if t.form != nil {
+		return v.woven(t)
+	}
 	find := func(off int64, err error) {
 		key := Key{-1, -1}
 		if n := t.Dims[len(t.Dims)-1]; v.m.slab == nil && len(t.Dims) > 2 && n > 1 {
@@ -131,6 +140,59 @@ func (v *verifier) tensor(k int, sum *uint32) error {
 	return nil
 }
 
+// woven verifies a tensor that is made of others.
+func (v *verifier) woven(t Tensor) error {
+	n := t.Bytes / t.shares()
+	ranged := false
+	for e := range t.shares() {
+		if err := v.ctx.Err(); err != nil {
+			return err
+		}
+		key, at := Key{-1, -1}, t.form.from[0].of(e)
+		if t.shares() > 1 {
+			key.Expert = int32(e)
+		}
+		b := room(&v.buf, n)
+		err := v.m.readShare(b, t, e)
+		if err == nil {
+			for _, src := range t.form.from {
+				v.note(src.n)
+			}
+			if _, err = checkRange(t, b, e*n); ranged {
+				err = nil
+			}
+			ranged = ranged || err != nil
+		}
+		if err != nil { // the bytes that it is of may be any of those that it is made of
+			v.Bad = append(v.Bad, Finding{v.m.Files[at.file].Path, t.Name, key, at.off, err})
+		}
+	}
+	return nil
+}
+
+// packedBytes gives n bytes of a tensor of the model that was packed, from its byte
+// from on.
+func (v *verifier) packedBytes(t Tensor, from, n int64) ([]byte, error) {
+	if t.form == nil {
+		other := room(&v.same, n)
+		return other, v.packed.read(other, t, t.Off+from)
+	}
+	other, done := room(&v.same, n), int64(0)
+	for share := t.Bytes / t.shares(); done < n; {
+		e := (from + done) / share
+		if v.sharesOf != t.Name || v.shareNo != e {
+			v.sharesOf = ""
+			v.shareOf = room(&v.shareOf, share)
+			if err := v.packed.readShare(v.shareOf, t, e); err != nil {
+				return nil, err
+			}
+			v.sharesOf, v.shareNo = t.Name, e
+		}
+		done += int64(copy(other[done:], v.shareOf[:share][from+done-e*share:]))
+	}
+	return other, nil
+}
+
 // changed says what a difference means where the slab's own checksum fits.
 func changed(differs error) error {
 	if differs == nil {
@@ -142,9 +204,9 @@ func changed(differs error) error {
 // compare compares b, which is tensor k from its byte from on, with the model
 // that was packed, and says at which of its bytes they differ.
 func (v *verifier) compare(b []byte, k int, from int64) (at int64, err error) {
-	t := v.packed.Tensors[k]
-	other := room(&v.same, int64(len(b)))
-	if err := v.packed.read(other, t, t.Off+from); err != nil {
+	t, _ := v.packed.Tensor(v.m.Tensors[k].Name) // see sameTensors
+	other, err := v.packedBytes(t, from, int64(len(b)))
+	if err != nil {
 		return from, err
 	}
 	i := differAt(b, other)

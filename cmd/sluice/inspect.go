@@ -156,7 +156,9 @@ func (d description) print(s streams, path string) error {
 		id := d.packed.Hash()
 		row("packed from", "a model with the identity %x", id[:8])
 		for _, f := range d.packed.Files {
-			row("", "%s of %s, header %x", size(f.Size), f.Stamp(), f.Header[:8])
+			if f.Time != 0 { // the others are texts beside the weights
+				row("", "%s of %s, header %x", size(f.Size), f.Stamp(), f.Header[:8])
+			}
 		}
 	}
 	row("architecture", "%s (%s)", d.Arch, printable(d.Name))

@@ -93,7 +93,7 @@ func verifyCommand(ctx context.Context, s streams, args []string) error {
 		return nil
 	}
 	if file.Format != "slab" {
-		err = check("gguf", file, nil)
+		err = check(file.Format, file, nil)
 	}
 	if err == nil && slab != nil {
 		err = check("slab", slab, packed)
