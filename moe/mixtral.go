@@ -28,7 +28,7 @@ type mixtralLayer struct {
 }
 
 func openMixtral(l *loader, spec *Spec, positions int) layers {
-	if _, ok := l.uint("expert_count", maxExperts); !ok {
+	if n, _ := l.uint("expert_count", maxExperts); n == 0 {
 		l.fail("the model has no experts: only the llama models with experts (Mixtral) are supported")
 	}
 	spec.headSizes(l)
