@@ -76,3 +76,12 @@ fuzz:
 
 clean:
 	rm -rf bin
+
+# The kernels of package shaders: text to SPIR-V. Not optimized: the optimizer
+# drops NoContraction from what it copies, and the driver has its own.
+SHADERS := quantize rows floats
+SPIRV   ?= shaders
+
+shaders:
+	@for s in $(SHADERS); do glslc --target-env=vulkan1.2 shaders/$$s.comp -o $(SPIRV)/$$s.spv || exit 1; done
+	@glslc --target-env=vulkan1.2 -DDOT shaders/rows.comp -o $(SPIRV)/rows_dot.spv

@@ -12,3 +12,5 @@ require (
 )
 
 require golang.org/x/text v0.44.0
+
+require github.com/ebitengine/purego v0.11.3

@@ -50,6 +50,12 @@ type Job struct {
 	Rows   []int32
 }
 
+// A HeldJob is a Job of an expert that a device holds: the same rows.
+type HeldJob struct {
+	Expert int32
+	Rows   []int32
+}
+
 // A Vec is a batch of activation vectors, kept where its backend keeps it.
 type Vec interface {
 	Len() int     // positions now in the batch

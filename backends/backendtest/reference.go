@@ -299,8 +299,8 @@ func expert(e backends.Expert, x []float32) []float32 {
 	return matMul(backends.Linear{Matrix: e.Down, Bias: e.DownBias}, g)
 }
 
-// bytesOf is x as an F32 matrix.
-func bytesOf(x []float32) []byte {
+// Bytes is x as an F32 matrix.
+func Bytes(x []float32) []byte {
 	b := make([]byte, 4*len(x))
 	for i, v := range x {
 		binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(v))

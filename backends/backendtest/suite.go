@@ -63,7 +63,7 @@ func (b *bench) upload(x []float32, dim int) backends.Vec {
 	for i := range ids {
 		ids[i] = int32(i)
 	}
-	b.be.Embed(v, backends.Matrix{Type: quant.F32, Rows: n, Cols: dim, Data: bytesOf(x)}, ids)
+	b.be.Embed(v, backends.Matrix{Type: quant.F32, Rows: n, Cols: dim, Data: Bytes(x)}, ids)
 	return v
 }
 

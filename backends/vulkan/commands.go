@@ -1,0 +1,163 @@
+package vulkan
+
+import "unsafe"
+
+// A commands is a command buffer: recorded once, submitted as often as wanted.
+type commands struct {
+	d      *Device
+	handle uintptr
+	err    error // of recording: the first
+	fresh  bool  // nothing recorded since the last barrier
+}
+
+func (d *Device) commands() (*commands, error) {
+	a := d.a
+	mark := a.mark()
+	defer a.release(mark)
+	out := put(a, uintptr(0))
+	info := put(a, commandBufferAllocateInfo{header: header{sType: stCommandBufferAllocate}, pool: d.pool, count: 1})
+	if err := check("vkAllocateCommandBuffers", d.f.allocateCommands.call(d.handle, addr(info), addr(out))); err != nil {
+		return nil, err
+	}
+	return &commands{d: d, handle: *out}, nil
+}
+
+// begin starts a recording, which replaces what was there.
+func (c *commands) begin() {
+	d := c.d
+	mark := d.a.mark()
+	defer d.a.release(mark)
+	info := put(d.a, commandBufferBeginInfo{header: header{sType: stCommandBufferBegin}})
+	c.err = check("vkBeginCommandBuffer", d.f.begin.call(c.handle, addr(info)))
+	c.fresh = true
+}
+
+// run records a kernel whose parameters lie at the device's address at, its
+// group counts in their first three words. It waits for what was recorded before.
+func (c *commands) run(k kernel, b *buffer, offset uint64) {
+	if c.err != nil {
+		return
+	}
+	d := c.d
+	p, err := d.pipeline(k)
+	if err != nil {
+		c.err = err
+		return
+	}
+	c.barrier()
+	mark := d.a.mark()
+	defer d.a.release(mark)
+	d.f.bindPipeline.call(c.handle, bindCompute, uintptr(p))
+	at := put(d.a, b.at+offset)
+	d.f.pushConstants.call(c.handle, uintptr(d.layout), shaderStageCompute, 0, 8, addr(at))
+	d.f.dispatchIndirect.call(c.handle, uintptr(b.handle), uintptr(offset))
+	c.fresh = false
+}
+
+// copy records a copy of size bytes.
+func (c *commands) copy(to *buffer, toAt uint64, from *buffer, fromAt, size uint64) {
+	if c.err != nil || size == 0 {
+		return
+	}
+	d := c.d
+	mark := d.a.mark()
+	defer d.a.release(mark)
+	r := put(d.a, bufferCopy{fromAt, toAt, size})
+	d.f.copyBuffer.call(c.handle, uintptr(from.handle), uintptr(to.handle), 1, addr(r))
+	c.fresh = false
+}
+
+// barrier records that what follows sees what came before.
+func (c *commands) barrier() {
+	if c.fresh || c.err != nil {
+		return
+	}
+	c.dependency(stageCompute|stageTransfer, accessShaderWrite|accessTransferWrite, stageCompute|stageTransfer|stageIndirect,
+		accessShaderRead|accessShaderWrite|accessTransferRead|accessTransferWrite|accessIndirectRead)
+	c.fresh = true
+}
+
+func (c *commands) dependency(from, wrote, to, reads uintptr) {
+	d := c.d
+	mark := d.a.mark()
+	defer d.a.release(mark)
+	m := put(d.a, memoryBarrier{header: header{sType: stMemoryBarrier}, source: uint32(wrote), target: uint32(reads)})
+	d.f.barrier.call(c.handle, from, to, 0, 1, addr(m), 0, 0, 0, 0)
+}
+
+// end ends a recording; the host will see what it wrote.
+func (c *commands) end() error {
+	if c.err != nil {
+		return c.err
+	}
+	c.dependency(stageCompute|stageTransfer, accessShaderWrite|accessTransferWrite, stageHost, accessHostRead)
+	c.err = check("vkEndCommandBuffer", c.d.f.end.call(c.handle))
+	return c.err
+}
+
+// submit hands a recording to the queue and gives what to wait for.
+func (c *commands) submit() (uint64, error) {
+	d := c.d
+	if d.lost != nil {
+		return 0, d.lost
+	}
+	if c.err != nil {
+		return 0, c.err
+	}
+	a := d.a
+	mark := a.mark()
+	defer a.release(mark)
+	value := d.submitted + 1
+	timeline := put(a, timelineSubmitInfo{header: header{sType: stTimelineSubmit}, signalCount: 1, signals: addr(put(a, value))})
+	info := put(a, submitInfo{header: header{sType: stSubmitInfo, next: addr(timeline)}, commandCount: 1, commands: addr(put(a, c.handle)),
+		signalCount: 1, signals: addr(put(a, d.timeline))})
+	if err := d.failed("vkQueueSubmit", d.f.submit.call(d.queue, 1, addr(info), 0)); err != nil {
+		return 0, err
+	}
+	d.submitted = value
+	d.submits++
+	return value, nil
+}
+
+func (c *commands) free() {
+	if c != nil && c.handle != 0 {
+		mark := c.d.a.mark()
+		defer c.d.a.release(mark)
+		c.d.f.freeCommands.call(c.d.handle, uintptr(c.d.pool), 1, addr(put(c.d.a, c.handle)))
+		c.handle = 0
+	}
+}
+
+// waitFor waits until the queue has come to value.
+func (d *Device) waitFor(value uint64) error {
+	if d.lost != nil {
+		return d.lost
+	}
+	a := d.a
+	mark := a.mark()
+	defer a.release(mark)
+	info := put(a, semaphoreWaitInfo{header: header{sType: stSemaphoreWait}, count: 1, semaphores: addr(put(a, d.timeline)), values: addr(put(a, value))})
+	return d.failed("vkWaitSemaphores", d.f.wait.call(d.handle, addr(info), ^uintptr(0)))
+}
+
+// reached says whether the queue has come to value.
+func (d *Device) reached(value uint64) bool {
+	mark := d.a.mark()
+	defer d.a.release(mark)
+	now := put(d.a, uint64(0))
+	return d.failed("vkGetSemaphoreCounterValue", d.f.counter.call(d.handle, uintptr(d.timeline), addr(now))) == nil && *now >= value
+}
+
+// at is a value of type T in the host's view of a buffer.
+func at[T any](b *buffer, offset uint64) *T {
+	var v T
+	_ = b.host[offset : offset+uint64(unsafe.Sizeof(v))]
+	return (*T)(unsafe.Pointer(&b.host[offset]))
+}
+
+// slice is n values of type T there.
+func slice[T any](b *buffer, offset uint64, n int) []T {
+	var v T
+	_ = b.host[offset : offset+uint64(n)*uint64(unsafe.Sizeof(v))]
+	return unsafe.Slice((*T)(unsafe.Pointer(&b.host[offset])), n)
+}

@@ -1,0 +1,393 @@
+package vulkan
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"sluice/backends"
+	"sluice/internal/quant"
+)
+
+// A Layer says what the experts of a layer are made of: gate and up [FF, Dim],
+// down [Dim, FF].
+type Layer struct {
+	Types   [3]quant.Type // gate, up, down
+	Dim, FF int
+}
+
+func (l Layer) parts() [3]int64 {
+	return [3]int64{int64(l.FF) * int64(l.Types[0].RowBytes(l.Dim)), int64(l.FF) * int64(l.Types[1].RowBytes(l.Dim)), int64(l.Dim) * int64(l.Types[2].RowBytes(l.FF))}
+}
+
+// bytes is what an expert takes in an arena: each matrix aligned, with padding
+// behind it that kernels may read.
+func (l Layer) bytes() int64 {
+	var n int64
+	for _, p := range l.parts() {
+		n += padded(p)
+	}
+	return n
+}
+
+const matrixAlign = 256
+
+func padded(n int64) int64 { return (n + 16 + matrixAlign - 1) &^ (matrixAlign - 1) }
+
+// Experts are experts in a device's memory and the means to compute groups of
+// them. It implements backends.Experts.
+type Experts struct {
+	d       *Device
+	layers  map[int]Layer
+	k       int // choices of a position
+	dim, ff int // the widest
+	most    int // positions of a batch
+	slots   map[slotKey]uint64
+	arenas  []*buffer
+	used    int64 // of the last arena
+	uploads int64
+	payload int64
+
+	control  *buffer // host: parameters, jobs, index; copied to the device first
+	onDevice *buffer // that copy, then the scratch
+	in, out  *buffer
+	staging  *buffer
+	upload   *commands
+	stage    uint64 // value at which the staging buffer is free
+	programs map[program]*commands
+	running  uint64 // value of the group under way, 0: none
+	rows     int    // of it
+}
+
+type slotKey struct{ layer, expert int }
+
+// A program is a recording: what it depends on.
+type program struct {
+	layer Layer
+	small bool
+}
+
+// Places in the control block.
+const (
+	topAt   = 0 // one word that kernels raise: the largest activation out of range
+	slotsAt = 128
+	jobsAt  = slotsAt + 6*slotBytes
+	mostJob = 16 // experts of a group
+	indexAt = (jobsAt + 3*mostJob*int(unsafe.Sizeof(rowsJob{})) + 255) &^ 255
+
+	smallRows   = 64
+	arenaBytes  = 256 << 20
+	stagingSize = 32 << 20
+)
+
+// NewExperts makes room to compute experts of these layers for up to `most`
+// positions with k choices each. The experts come with Upload.
+func (d *Device) NewExperts(layers map[int]Layer, k, most int) (*Experts, error) {
+	e := &Experts{d: d, layers: layers, k: k, most: most, slots: map[slotKey]uint64{}, programs: map[program]*commands{}}
+	for i, l := range layers {
+		for _, t := range l.Types {
+			if !Supports(t) {
+				return nil, fmt.Errorf("vulkan: layer %d: experts of %v: the kernels know %v; leave --vram out, or convert the model", i, t, types)
+			}
+		}
+		e.dim, e.ff = max(e.dim, l.Dim), max(e.ff, l.FF)
+	}
+	rows := k * most
+	var err error
+	buffer := func(w where, size int64) (b *buffer) {
+		if err == nil {
+			b, err = d.buffer(w, size)
+		}
+		return b
+	}
+	scratch := e.scratch(rows)
+	e.control = buffer(up, scratch.begin)
+	e.onDevice = buffer(weights, scratch.size)
+	e.in = buffer(up, 4*int64(most)*int64(e.dim))
+	e.out = buffer(down, 4*int64(rows)*int64(e.dim)+16)
+	if !d.place.direct {
+		e.staging = buffer(up, stagingSize)
+	}
+	if err == nil {
+		e.upload, err = d.commands()
+	}
+	if err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// A scratch is how the device's copy of the control block and the vectors
+// between the kernels lie, for so many output rows.
+type scratch struct {
+	begin          int64 // end of the control block
+	xA, xB, hidden int64 // forms of x, for gate and for up, and of what down multiplies
+	gate, up, out  int64 // floats
+	size           int64
+}
+
+func (e *Experts) scratch(rows int) (s scratch) {
+	take := func(n int64) int64 {
+		at := s.size
+		s.size += (n + 255) &^ 255
+		return at
+	}
+	take(int64(indexAt) + 16*int64(rows))
+	s.begin = s.size
+	s.xA, s.xB = take(formBytes(e.most*e.dim)), take(formBytes(e.most*e.dim))
+	s.hidden = take(formBytes(rows * e.ff))
+	s.gate, s.up = take(4*int64(rows)*int64(e.ff)), take(4*int64(rows)*int64(e.ff))
+	s.out = take(4 * int64(rows) * int64(e.dim))
+	return s
+}
+
+// ScratchBytes is the device memory that the vectors between the kernels take.
+func (e *Experts) ScratchBytes() int64 { return e.scratch(e.k * e.most).size }
+
+// ExpertBytes is what an expert of the layer takes as allocated.
+func (e *Experts) ExpertBytes(layer int) int64 { return e.layers[layer].bytes() }
+
+// Upload copies an expert's gate, up and down into the device's memory, after
+// looking for numbers that the arithmetic does not take. The parts are the
+// caller's again when it returns.
+func (e *Experts) Upload(layer, expert int, parts [3][]byte) error {
+	l, ok := e.layers[layer]
+	if !ok {
+		panic(fmt.Sprintf("vulkan: upload of an expert of layer %d, which has none", layer))
+	}
+	for i, want := range l.parts() {
+		if int64(len(parts[i])) != want {
+			panic(fmt.Sprintf("vulkan: upload: part %d holds %d bytes, want %d", i, len(parts[i]), want))
+		}
+		if err := quant.Check(l.Types[i], parts[i]); err != nil {
+			return fmt.Errorf("expert %d, %s: %w", expert, [...]string{"gate", "up", "down"}[i], err)
+		}
+	}
+	at, arena, offset, err := e.place(slotKey{layer, expert}, l)
+	if err != nil {
+		return err
+	}
+	for i := range parts {
+		if err := e.write(arena, offset, parts[i]); err != nil {
+			return fmt.Errorf("layer %d expert %d: %w", layer, expert, err)
+		}
+		offset += uint64(padded(int64(len(parts[i]))))
+		e.payload += int64(len(parts[i]))
+	}
+	e.slots[slotKey{layer, expert}] = at
+	e.uploads++
+	return nil
+}
+
+// place finds room for an expert, in a new arena if need be.
+func (e *Experts) place(k slotKey, l Layer) (at uint64, arena *buffer, offset uint64, err error) {
+	n := l.bytes()
+	if len(e.arenas) == 0 || e.used+n > int64(e.arenas[len(e.arenas)-1].size) {
+		size := min(int64(arenaBytes), int64(min(e.d.maxAllocation, e.d.maxBuffer)))
+		b, err := e.d.buffer(weights, max(size, n))
+		if err != nil {
+			return 0, nil, 0, err
+		}
+		e.arenas, e.used = append(e.arenas, b), 0
+	}
+	b := e.arenas[len(e.arenas)-1]
+	offset = uint64(e.used)
+	e.used += n
+	return b.at + offset, b, offset, nil
+}
+
+// write copies bytes to the device's memory.
+func (e *Experts) write(to *buffer, offset uint64, data []byte) error {
+	if to.host != nil {
+		copy(to.host[offset:], data)
+		return nil
+	}
+	for len(data) > 0 {
+		if err := e.d.waitFor(e.stage); err != nil {
+			return err
+		}
+		n := copy(e.staging.host, data)
+		e.upload.begin()
+		e.upload.copy(to, offset, e.staging, 0, uint64(n))
+		if err := e.upload.end(); err != nil {
+			return err
+		}
+		var err error
+		if e.stage, err = e.upload.submit(); err != nil {
+			return err
+		}
+		data, offset = data[n:], offset+uint64(n)
+	}
+	return nil
+}
+
+// Has says whether an expert is in the device's memory.
+func (e *Experts) Has(layer, expert int) bool { _, ok := e.slots[slotKey{layer, expert}]; return ok }
+
+// Input is where the n vectors [n, dim] of the next group belong.
+func (e *Experts) Input(n, dim int) []float32 { return slice[float32](e.in, 0, n*dim) }
+
+// Start computes a group of experts of one layer: for each job and each row r
+// of its rows, the expert of input vector r/k. It returns at once; Finish waits.
+func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int) error {
+	l := e.layers[layer]
+	if e.running != 0 {
+		panic("vulkan: Start before the Finish of another group")
+	}
+	if len(jobs) > mostJob || n > e.most {
+		panic(fmt.Sprintf("vulkan: a group of %d experts for %d positions: at most %d and %d", len(jobs), n, mostJob, e.most))
+	}
+	rows, longest := 0, 0
+	for i := range jobs {
+		rows += len(jobs[i].Rows)
+		longest = max(longest, len(jobs[i].Rows))
+	}
+	if rows == 0 {
+		return nil
+	}
+	if rows > e.k*e.most {
+		panic(fmt.Sprintf("vulkan: a group of %d rows, at most %d", rows, e.k*e.most))
+	}
+	s := e.scratch(e.k * e.most)
+	dev := e.onDevice.at
+	parts := l.parts()
+	list := slice[rowsJob](e.control, jobsAt, 3*mostJob)
+	index := slice[uint32](e.control, uint64(indexAt), 4*e.k*e.most)
+	down := 2 * rows // where the index of down begins
+	base := 0
+	for i := range jobs {
+		at, ok := e.slots[slotKey{layer, int(jobs[i].Expert)}]
+		if !ok {
+			panic(fmt.Sprintf("vulkan: expert %d of layer %d is not on the device", jobs[i].Expert, layer))
+		}
+		m := uint32(len(jobs[i].Rows))
+		to := uint64(4 * base * l.FF)
+		one := rowsJob{w: at, y: dev + uint64(s.gate) + to, first: uint32(2 * base), n: m, stride: uint32(l.FF)}
+		list[i] = one
+		one.w, one.y = at+uint64(padded(parts[0])), dev+uint64(s.up)+to
+		list[len(jobs)+i] = one
+		list[2*len(jobs)+i] = rowsJob{w: at + uint64(padded(parts[0])+padded(parts[1])), y: dev + uint64(s.out), first: uint32(down + 2*base), n: m, stride: uint32(l.Dim)}
+		for p, r := range jobs[i].Rows {
+			index[2*(base+p)], index[2*(base+p)+1] = uint32(int(r)/k), uint32(p)
+			index[down+2*(base+p)], index[down+2*(base+p)+1] = uint32(base+p), uint32(base+p)
+		}
+		base += int(m)
+	}
+
+	xA, xB, hidden := formAt(dev+uint64(s.xA), n*l.Dim), formAt(dev+uint64(s.xB), n*l.Dim), formAt(dev+uint64(s.hidden), rows*l.FF)
+	if l.Types[0].ActBlock() == l.Types[1].ActBlock() {
+		xB = xA
+	}
+	jobAt, indexOn := dev+jobsAt, dev+uint64(indexAt)
+	size := uint64(unsafe.Sizeof(rowsJob{}))
+	slot := func(i int) uint64 { return uint64(slotsAt + i*slotBytes) }
+	*at[uint32](e.control, topAt) = 0
+	*at[quantizeParams](e.control, slot(0)) = xA.quantize(e.in.at, 0, dev+topAt, n*l.Dim)
+	*at[quantizeParams](e.control, slot(1)) = xB.quantize(e.in.at, 0, dev+topAt, n*l.Dim)
+	gates := len(jobs)
+	if l.Types[0] == l.Types[1] {
+		gates *= 2 // gate and up in one dispatch
+	}
+	_, per := e.d.rows(l.Types[0])
+	*at[rowsParams](e.control, slot(2)) = xA.rows(jobAt, indexOn, gates, longest, per, l.FF, l.Dim, l.Types[0])
+	_, per = e.d.rows(l.Types[1])
+	*at[rowsParams](e.control, slot(3)) = xB.rows(jobAt+uint64(len(jobs))*size, indexOn, len(jobs), longest, per, l.FF, l.Dim, l.Types[1])
+	*at[quantizeParams](e.control, slot(4)) = hidden.quantize(dev+uint64(s.gate), dev+uint64(s.up), dev+topAt, rows*l.FF)
+	_, per = e.d.rows(l.Types[2])
+	*at[rowsParams](e.control, slot(5)) = hidden.rows(jobAt+2*uint64(len(jobs))*size, indexOn, len(jobs), longest, per, l.Dim, l.FF, l.Types[2])
+
+	c, err := e.program(program{l, rows <= smallRows}, s)
+	if err != nil {
+		return err
+	}
+	if e.running, err = c.submit(); err != nil {
+		return err
+	}
+	e.rows = rows * l.Dim
+	return nil
+}
+
+// program records the steps of a group of a layer's kind, once.
+func (e *Experts) program(p program, s scratch) (*commands, error) {
+	if c, ok := e.programs[p]; ok {
+		return c, nil
+	}
+	d, l := e.d, p.layer
+	c, err := d.commands()
+	if err != nil {
+		return nil, err
+	}
+	rows := e.k * e.most
+	if p.small {
+		rows = min(rows, smallRows)
+	}
+	c.begin()
+	c.copy(e.onDevice, 0, e.control, 0, uint64(indexAt+16*rows))
+	slot := func(i int) uint64 { return uint64(slotsAt + i*slotBytes) }
+	c.run(quantizer(l.Types[0], false), e.onDevice, slot(0))
+	if l.Types[0].ActBlock() != l.Types[1].ActBlock() {
+		c.run(quantizer(l.Types[1], false), e.onDevice, slot(1))
+	}
+	k, _ := d.rows(l.Types[0])
+	c.run(k, e.onDevice, slot(2))
+	if l.Types[0] != l.Types[1] {
+		k, _ = d.rows(l.Types[1])
+		c.run(k, e.onDevice, slot(3))
+	}
+	c.run(quantizer(l.Types[2], true), e.onDevice, slot(4))
+	k, _ = d.rows(l.Types[2])
+	c.run(k, e.onDevice, slot(5))
+	c.barrier()
+	c.copy(e.out, 16, e.onDevice, uint64(s.out), 4*uint64(rows)*uint64(l.Dim))
+	c.copy(e.out, 0, e.onDevice, topAt, 4)
+	if err := c.end(); err != nil {
+		c.free()
+		return nil, err
+	}
+	d.recorded++
+	e.programs[p] = c
+	return c, nil
+}
+
+// Finish waits for the group and gives its outputs, a vector for each row of
+// each job, in their order. They are good until the next Start.
+func (e *Experts) Finish() ([]float32, error) {
+	if e.running == 0 {
+		return nil, nil
+	}
+	err := e.d.waitFor(e.running)
+	e.running = 0
+	if err != nil {
+		return nil, err
+	}
+	if *at[uint32](e.out, 0) != 0 {
+		return nil, &backends.ActivationError{Step: "ExpertGroup"}
+	}
+	return slice[float32](e.out, 16, e.rows), nil
+}
+
+// Bytes are what was uploaded, and what was allocated for it and for scratch.
+func (e *Experts) Bytes() (payload, allocated int64) {
+	for _, b := range e.arenas {
+		allocated += int64(b.size)
+	}
+	if e.onDevice != nil {
+		allocated += int64(e.onDevice.size)
+	}
+	return e.payload, allocated
+}
+
+// Close frees the experts' memory.
+func (e *Experts) Close() error {
+	err := errors.Join(e.d.waitFor(e.running), e.d.waitFor(e.stage))
+	e.upload.free()
+	for _, c := range e.programs {
+		c.free()
+	}
+	for _, b := range append(e.arenas, e.control, e.onDevice, e.in, e.out, e.staging) {
+		e.d.drop(b)
+	}
+	e.arenas, e.programs = nil, nil
+	return err
+}

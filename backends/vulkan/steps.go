@@ -1,0 +1,99 @@
+package vulkan
+
+import (
+	"fmt"
+
+	"sluice/internal/quant"
+)
+
+// This file is how the host speaks to the kernels: parameter blocks as their
+// Params structs lay them out, and which kernel a type has.
+
+const slotBytes = 128 // of a parameter block, at most
+
+type quantizeParams struct {
+	groups                      [4]uint32
+	x, u, code, scale, sum, top uint64
+	n                           uint32
+	_                           uint32
+}
+
+type rowsParams struct {
+	groups                        [4]uint32
+	jobs, index, code, scale, sum uint64
+	rows, cols, rowBytes          uint32
+	_                             uint32
+}
+
+// A rowsJob is one matrix times some positions.
+type rowsJob struct {
+	w, y, bias uint64
+	first      uint32 // of its positions in the index, two words each: input row, output row
+	n          uint32
+	stride     uint32 // floats
+	_          uint32
+}
+
+// Types are the formats whose rows the kernels multiply.
+var types = []quant.Type{quant.F32, quant.F16, quant.BF16, quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q4_K, quant.Q5_K, quant.Q6_K, quant.MXFP4}
+
+// Supports says whether the kernels multiply rows of a type.
+func Supports(t quant.Type) bool {
+	for _, have := range types {
+		if have == t {
+			return true
+		}
+	}
+	return false
+}
+
+// rows is the kernel for rows of a type, and how many rows one group makes.
+func (d *Device) rows(t quant.Type) (k kernel, perGroup int) {
+	switch {
+	case !Supports(t):
+		panic(fmt.Sprintf("vulkan: no kernel for %v", t))
+	case t.Kind() == quant.Float:
+		return kernel{"floats", uint32(t), 0}, 16
+	case d.dot:
+		return kernel{"rows_dot", uint32(t), 0}, 4
+	default:
+		return kernel{"rows", uint32(t), 0}, 4
+	}
+}
+
+// quantizer is the kernel that makes what rows of a type multiply.
+func quantizer(t quant.Type, gated bool) kernel {
+	k := kernel{"quantize", uint32(t.ActBlock()), 0}
+	if gated {
+		k.c1 = 1
+	}
+	return k
+}
+
+// A form is a batch of vectors as rows meet them, in device memory.
+type form struct {
+	code, scale, sum uint64 // code holds floats for float rows
+}
+
+// formBytes is what a form of so many floats takes, whatever the type.
+func formBytes(floats int) int64 {
+	return 4*int64(floats) + 4*int64(floats)/32 + 4*int64(floats)/16 + 3*256
+}
+
+// formAt lays a form of so many floats out from an address on.
+func formAt(at uint64, floats int) form {
+	n := uint64(floats)
+	f := form{code: at}
+	f.scale = (f.code + 4*n + 255) &^ 255
+	f.sum = (f.scale + n/8 + 255) &^ 255
+	return f
+}
+
+func (f form) quantize(x, u, top uint64, n int) quantizeParams {
+	return quantizeParams{groups: [4]uint32{uint32((n + 255) / 256), 1, 1, 0}, x: x, u: u, code: f.code, scale: f.scale, sum: f.sum, top: top, n: uint32(n)}
+}
+
+func (f form) rows(jobs, index uint64, count, most, perGroup, rows, cols int, t quant.Type) rowsParams {
+	return rowsParams{groups: [4]uint32{uint32((rows + perGroup - 1) / perGroup), uint32(count), uint32((most + 7) / 8), 0},
+		jobs: jobs, index: index, code: f.code, scale: f.scale, sum: f.sum, rows: uint32(rows), cols: uint32(cols), rowBytes: uint32(t.RowBytes(cols))}
+}

@@ -1,0 +1,94 @@
+#version 460
+// Vectors become what matrix rows multiply. backends/cpu quantize, on blocks of
+// 32 or 256 floats (32-block: the last run may be short of 256):
+//
+//	a = largest |x|; if a < 2^-50 the scale is +0 and so are the codes
+//	d = a * 0x1.020408p-7, code = x * (127 * rcp(a)), half to even
+//	sum[g] = sum of codes 16g .. 16g+15
+//
+// and with BLOCK 0 clean(x) alone. If GATED, x = SiLU(g)*u. One workgroup makes
+// 256 floats of the batch, which is one run of them, since vectors are whole blocks.
+#extension GL_GOOGLE_include_directive : require
+#include "common.glsl"
+
+layout(local_size_x = 64) in;
+layout(constant_id = 0) const uint BLOCK = 32; // 32, 256 or 0: clean
+layout(constant_id = 1) const bool GATED = false;
+
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Params {
+	uvec4 groups;
+	uint64_t x;     // floats [n]; GATED: g
+	uint64_t u;     // GATED: floats [n]
+	uint64_t code;  // int8 [n] in words; clean: floats [n]
+	uint64_t scale; // floats [n/BLOCK]
+	uint64_t sum;   // int32 [n/16]
+	uint64_t top;   // one word: bits of the largest |x| where it is above 2^50 or NaN
+	uint n;
+} ;
+layout(push_constant) uniform Push { uint64_t params; };
+
+shared uint top[8];
+shared int sums[16];
+
+void main() {
+	Params p = Params(params);
+	uint t = gl_LocalInvocationIndex;
+	uint at = gl_WorkGroupID.x * 256 + 4 * t;
+	if (t < 8) {
+		top[t] = 0;
+	}
+	if (t < 16) {
+		sums[t] = 0;
+	}
+	barrier();
+	precise float x[4] = float[4](0, 0, 0, 0);
+	uint most = 0;
+	uint here = at >= p.n ? 0 : min(4u, p.n - at);
+	for (uint i = 0; i < 4; i++) {
+		if (i < here) {
+			x[i] = Floats(p.x).v[at + i];
+			if (GATED) {
+				x[i] = silu(x[i]) * Floats(p.u).v[at + i];
+			}
+			most = max(most, floatBitsToUint(x[i]) & ~SIGN);
+		}
+	}
+	if (most > LARGEST) {
+		atomicMax(Words(p.top).v[0], most);
+	}
+	if (BLOCK == 0) {
+		for (uint i = 0; i < here; i++) {
+			Floats(p.code).v[at + i] = clean(x[i]);
+		}
+		return;
+	}
+	uint mine = BLOCK == 32 ? t / 8 : 0;
+	atomicMax(top[mine], most);
+	barrier();
+	uint a = top[mine];
+	bool none = a < TINY || a > LARGEST;
+	uint word = 0;
+	int sum = 0;
+	if (!none) {
+		precise float s = 127.0 * rcp(uintBitsToFloat(a));
+		for (uint i = 0; i < 4; i++) {
+			precise float r = x[i] * s + 12582912.0;
+			int c = int(floatBitsToUint(r) - 0x4b400000u);
+			word |= (uint(c) & 0xffu) << (8 * i);
+			sum += c;
+		}
+	}
+	atomicAdd(sums[t / 4], sum);
+	barrier();
+	if (here == 0) {
+		return;
+	}
+	Words(p.code).v[at / 4] = word;
+	if (t % 4 == 0) {
+		Words(p.sum).v[at / 16] = uint(sums[t / 4]);
+	}
+	if ((at & (BLOCK - 1)) == 0) {
+		precise float d = uintBitsToFloat(a) * uintBitsToFloat(0x3c010204u);
+		Floats(p.scale).v[BLOCK == 32 ? at / 32 : at / 256] = none ? 0.0 : d;
+	}
+}
