@@ -16,7 +16,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 export CGO_ENABLED = 0
 
-.PHONY: all demo test generate bench-cpu check race fuzz clean
+.PHONY: all demo test shaders generate bench-cpu check race fuzz clean
 all: bin/sluice
 
 bin/sluice: FORCE

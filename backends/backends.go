@@ -56,6 +56,23 @@ type HeldJob struct {
 	Rows   []int32
 }
 
+// A Holder computes experts that it holds in memory of its own, beside the
+// backend that does the rest: one group at a time, Start to Finish, of which
+// each job's outputs have the bits that ExpertGroup would give.
+type Holder interface {
+	// Input is where the n vectors [n, dim] of the next group belong.
+	Input(n, dim int) []float32
+	// Start begins a group of experts of one layer and returns: for each job and
+	// each r of its rows the expert of input vector r/k. bias is that of all experts
+	// of the layer, [experts, rows] each of gate, up and down, nil for none; it is
+	// the same at every Start of a layer.
+	Start(layer int, jobs []HeldJob, k, n int, act Activation, bias *[3][]float32) error
+	// Finish waits for the group and gives its outputs [rows of all jobs, dim], job
+	// by job, good until the next Start; nothing if no group was started. An
+	// activation out of range is an *ActivationError.
+	Finish() ([]float32, error)
+}
+
 // A Vec is a batch of activation vectors, kept where its backend keeps it.
 type Vec interface {
 	Len() int     // positions now in the batch
@@ -237,6 +254,7 @@ type Backend interface {
 	Scale(x Vec, f float32)                                   // x = x*f
 	SigmoidGate(x, g Vec)                                     // x [n, dim] = x*sigmoid(g [n, m]), each g for dim/m floats of x in a row
 	Gather(y, x Vec, rows []int32)                            // y [len(rows), dim] = rows of x
+	Put(y Vec, rows []int32, data []float32)                  // row rows[i] of y, which has its length, = data [len(rows), dim] row i
 	Concat(y, a, b Vec)                                       // y [n, a's dim + b's dim]: each row of a, and behind it that of b; y is neither
 	Read(dst []float32, v Vec) error                          // dst [n*dim] = v; waits for all steps before it
 

@@ -6,19 +6,23 @@
 //	d = a * 0x1.020408p-7, code = x * (127 * rcp(a)), half to even
 //	sum[g] = sum of codes 16g .. 16g+15
 //
-// and with BLOCK 0 clean(x) alone. If GATED, x = SiLU(g)*u. One workgroup makes
-// 256 floats of the batch, which is one run of them, since vectors are whole blocks.
+// and with BLOCK 0 clean(x) alone. With GATE 1 x = SiLU(g)*u; with 2 first
+//
+//	g = 1.702*min(g, 7), u = (max(-7, min(u, 7)) + 1)*(1/1.702)
+//
+// One workgroup makes 256 floats of the batch, which is one run of them, since
+// vectors are whole blocks.
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 
 layout(local_size_x = 64) in;
 layout(constant_id = 0) const uint BLOCK = 32; // 32, 256 or 0: clean
-layout(constant_id = 1) const bool GATED = false;
+layout(constant_id = 1) const uint GATE = 0; // backends.Activation and 1; 0: none
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Params {
 	uvec4 groups;
-	uint64_t x;     // floats [n]; GATED: g
-	uint64_t u;     // GATED: floats [n]
+	uint64_t x;     // floats [n]; with a gate: g
+	uint64_t u;     // with a gate: floats [n]
 	uint64_t code;  // int8 [n] in words; clean: floats [n]
 	uint64_t scale; // floats [n/BLOCK]
 	uint64_t sum;   // int32 [n/16]
@@ -47,8 +51,15 @@ void main() {
 	for (uint i = 0; i < 4; i++) {
 		if (i < here) {
 			x[i] = Floats(p.x).v[at + i];
-			if (GATED) {
-				x[i] = silu(x[i]) * Floats(p.u).v[at + i];
+			if (GATE != 0) {
+				precise float u = Floats(p.u).v[at + i];
+				if (GATE == 2) {
+					x[i] = uintBitsToFloat(0x3fd9db23u) * (x[i] > 7.0 ? 7.0 : x[i]);
+					u = u > 7.0 ? 7.0 : u;
+					u = u < -7.0 ? -7.0 : u;
+					u = (u + 1.0) * uintBitsToFloat(0x3f16694au);
+				}
+				x[i] = silu(x[i]) * u;
 			}
 			most = max(most, floatBitsToUint(x[i]) & ~SIGN);
 		}

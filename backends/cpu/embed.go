@@ -77,3 +77,18 @@ func (b *Backend) Concat(y, left, right backends.Vec) {
 		copy(row[l.dim:], r.data[i*r.dim:(i+1)*r.dim])
 	}
 }
+
+// Put copies the rows of data [len(rows), dim] to rows of y, which has its length
+// already.
+func (b *Backend) Put(y backends.Vec, rows []int32, data []float32) {
+	to := y.(*vec)
+	if len(data) != len(rows)*to.dim {
+		panic(fmt.Sprintf("backends/cpu: Put: %d floats for %d rows of %d", len(data), len(rows), to.dim))
+	}
+	for i, r := range rows {
+		if r < 0 || int(r) >= to.n {
+			panic(fmt.Sprintf("backends/cpu: Put: row %d of %d", r, to.n))
+		}
+		copy(to.data[int(r)*to.dim:(int(r)+1)*to.dim], data[i*to.dim:])
+	}
+}

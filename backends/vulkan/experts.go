@@ -3,6 +3,7 @@ package vulkan
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"sluice/backends"
@@ -35,7 +36,7 @@ const matrixAlign = 256
 func padded(n int64) int64 { return (n + 16 + matrixAlign - 1) &^ (matrixAlign - 1) }
 
 // Experts are experts in a device's memory and the means to compute groups of
-// them. It implements backends.Experts.
+// them. It implements backends.Holder.
 type Experts struct {
 	d       *Device
 	layers  map[int]Layer
@@ -43,8 +44,10 @@ type Experts struct {
 	dim, ff int // the widest
 	most    int // positions of a batch
 	slots   map[slotKey]uint64
+	biases  map[int]*[3]uint64 // by layer: of all its experts, in device memory
 	arenas  []*buffer
-	used    int64 // of the last arena
+	others  []*buffer // biases
+	used    int64     // of the last arena
 	uploads int64
 	payload int64
 
@@ -64,6 +67,7 @@ type slotKey struct{ layer, expert int }
 // A program is a recording: what it depends on.
 type program struct {
 	layer Layer
+	act   backends.Activation
 	small bool
 }
 
@@ -83,7 +87,7 @@ const (
 // NewExperts makes room to compute experts of these layers for up to `most`
 // positions with k choices each. The experts come with Upload.
 func (d *Device) NewExperts(layers map[int]Layer, k, most int) (*Experts, error) {
-	e := &Experts{d: d, layers: layers, k: k, most: most, slots: map[slotKey]uint64{}, programs: map[program]*commands{}}
+	e := &Experts{d: d, layers: layers, k: k, most: most, slots: map[slotKey]uint64{}, programs: map[program]*commands{}, biases: map[int]*[3]uint64{}}
 	for i, l := range layers {
 		for _, t := range l.Types {
 			if !Supports(t) {
@@ -228,9 +232,38 @@ func (e *Experts) Has(layer, expert int) bool { _, ok := e.slots[slotKey{layer, 
 // Input is where the n vectors [n, dim] of the next group belong.
 func (e *Experts) Input(n, dim int) []float32 { return slice[float32](e.in, 0, n*dim) }
 
-// Start computes a group of experts of one layer: for each job and each row r
-// of its rows, the expert of input vector r/k. It returns at once; Finish waits.
-func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int) error {
+// bias gives the layer's biases on the device, copied there when first asked for.
+func (e *Experts) bias(layer int, bias *[3][]float32) (*[3]uint64, error) {
+	if bias == nil || bias[0] == nil {
+		return &[3]uint64{}, nil
+	}
+	if b := e.biases[layer]; b != nil {
+		return b, nil
+	}
+	var size uint64
+	for _, part := range bias {
+		size += uint64(padded(4 * int64(len(part))))
+	}
+	b, err := e.d.buffer(weights, int64(size))
+	if err != nil {
+		return nil, err
+	}
+	e.others = append(e.others, b)
+	at, places := uint64(0), new([3]uint64)
+	for i, part := range bias {
+		if err := e.write(b, at, unsafe.Slice((*byte)(unsafe.Pointer(&part[0])), 4*len(part))); err != nil {
+			return nil, err
+		}
+		places[i] = b.at + at
+		at += uint64(padded(4 * int64(len(part))))
+	}
+	e.biases[layer] = places
+	return places, nil
+}
+
+// Start computes a group of experts of one layer: see backends.Holder. What it
+// panics at is the caller's bug.
+func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int, act backends.Activation, bias *[3][]float32) error {
 	l := e.layers[layer]
 	if e.running != 0 {
 		panic("vulkan: Start before the Finish of another group")
@@ -249,6 +282,10 @@ func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int) error {
 	if rows > e.k*e.most {
 		panic(fmt.Sprintf("vulkan: a group of %d rows, at most %d", rows, e.k*e.most))
 	}
+	b, err := e.bias(layer, bias)
+	if err != nil {
+		return err
+	}
 	s := e.scratch(e.k * e.most)
 	dev := e.onDevice.at
 	parts := l.parts()
@@ -256,19 +293,25 @@ func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int) error {
 	index := slice[uint32](e.control, uint64(indexAt), 4*e.k*e.most)
 	down := 2 * rows // where the index of down begins
 	base := 0
-	for i := range jobs {
-		at, ok := e.slots[slotKey{layer, int(jobs[i].Expert)}]
+	for j := range jobs {
+		at, ok := e.slots[slotKey{layer, int(jobs[j].Expert)}]
 		if !ok {
-			panic(fmt.Sprintf("vulkan: expert %d of layer %d is not on the device", jobs[i].Expert, layer))
+			panic(fmt.Sprintf("vulkan: expert %d of layer %d is not on the device", jobs[j].Expert, layer))
 		}
-		m := uint32(len(jobs[i].Rows))
+		m := uint32(len(jobs[j].Rows))
 		to := uint64(4 * base * l.FF)
-		one := rowsJob{w: at, y: dev + uint64(s.gate) + to, first: uint32(2 * base), n: m, stride: uint32(l.FF)}
-		list[i] = one
-		one.w, one.y = at+uint64(padded(parts[0])), dev+uint64(s.up)+to
-		list[len(jobs)+i] = one
-		list[2*len(jobs)+i] = rowsJob{w: at + uint64(padded(parts[0])+padded(parts[1])), y: dev + uint64(s.out), first: uint32(down + 2*base), n: m, stride: uint32(l.Dim)}
-		for p, r := range jobs[i].Rows {
+		of := func(i, rows int) uint64 {
+			if b[i] == 0 {
+				return 0
+			}
+			return b[i] + 4*uint64(jobs[j].Expert)*uint64(rows)
+		}
+		one := rowsJob{w: at, bias: of(0, l.FF), y: dev + uint64(s.gate) + to, first: uint32(2 * base), n: m, stride: uint32(l.FF)}
+		list[j] = one
+		one.bias, one.w, one.y = of(1, l.FF), at+uint64(padded(parts[0])), dev+uint64(s.up)+to
+		list[len(jobs)+j] = one
+		list[2*len(jobs)+j] = rowsJob{bias: of(2, l.Dim), w: at + uint64(padded(parts[0])+padded(parts[1])), y: dev + uint64(s.out), first: uint32(down + 2*base), n: m, stride: uint32(l.Dim)}
+		for p, r := range jobs[j].Rows {
 			index[2*(base+p)], index[2*(base+p)+1] = uint32(int(r)/k), uint32(p)
 			index[down+2*(base+p)], index[down+2*(base+p)+1] = uint32(base+p), uint32(base+p)
 		}
@@ -297,7 +340,7 @@ func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int) error {
 	_, per = e.d.rows(l.Types[2])
 	*at[rowsParams](e.control, slot(5)) = hidden.rows(jobAt+2*uint64(len(jobs))*size, indexOn, len(jobs), longest, per, l.Dim, l.FF, l.Types[2])
 
-	c, err := e.program(program{l, rows <= smallRows}, s)
+	c, err := e.program(program{l, act, rows <= smallRows}, s)
 	if err != nil {
 		return err
 	}
@@ -325,9 +368,9 @@ func (e *Experts) program(p program, s scratch) (*commands, error) {
 	c.begin()
 	c.copy(e.onDevice, 0, e.control, 0, uint64(indexAt+16*rows))
 	slot := func(i int) uint64 { return uint64(slotsAt + i*slotBytes) }
-	c.run(quantizer(l.Types[0], false), e.onDevice, slot(0))
+	c.run(quantizer(l.Types[0]), e.onDevice, slot(0))
 	if l.Types[0].ActBlock() != l.Types[1].ActBlock() {
-		c.run(quantizer(l.Types[1], false), e.onDevice, slot(1))
+		c.run(quantizer(l.Types[1]), e.onDevice, slot(1))
 	}
 	k, _ := d.rows(l.Types[0])
 	c.run(k, e.onDevice, slot(2))
@@ -335,7 +378,7 @@ func (e *Experts) program(p program, s scratch) (*commands, error) {
 		k, _ = d.rows(l.Types[1])
 		c.run(k, e.onDevice, slot(3))
 	}
-	c.run(quantizer(l.Types[2], true), e.onDevice, slot(4))
+	c.run(gatedQuantizer(l.Types[2], p.act), e.onDevice, slot(4))
 	k, _ = d.rows(l.Types[2])
 	c.run(k, e.onDevice, slot(5))
 	c.barrier()
@@ -369,7 +412,7 @@ func (e *Experts) Finish() ([]float32, error) {
 
 // Bytes are what was uploaded, and what was allocated for it and for scratch.
 func (e *Experts) Bytes() (payload, allocated int64) {
-	for _, b := range e.arenas {
+	for _, b := range slices.Concat(e.arenas, e.others) {
 		allocated += int64(b.size)
 	}
 	if e.onDevice != nil {
@@ -385,7 +428,7 @@ func (e *Experts) Close() error {
 	for _, c := range e.programs {
 		c.free()
 	}
-	for _, b := range append(e.arenas, e.control, e.onDevice, e.in, e.out, e.staging) {
+	for _, b := range append(slices.Concat(e.arenas, e.others), e.control, e.onDevice, e.in, e.out, e.staging) {
 		e.d.drop(b)
 	}
 	e.arenas, e.programs = nil, nil

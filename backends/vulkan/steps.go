@@ -3,6 +3,7 @@ package vulkan
 import (
 	"fmt"
 
+	"sluice/backends"
 	"sluice/internal/quant"
 )
 
@@ -61,13 +62,12 @@ func (d *Device) rows(t quant.Type) (k kernel, perGroup int) {
 	}
 }
 
-// quantizer is the kernel that makes what rows of a type multiply.
-func quantizer(t quant.Type, gated bool) kernel {
-	k := kernel{"quantize", uint32(t.ActBlock()), 0}
-	if gated {
-		k.c1 = 1
-	}
-	return k
+// quantizer is the kernel that makes what rows of a type multiply: of a vector,
+// or of what an activation makes of two.
+func quantizer(t quant.Type) kernel { return kernel{"quantize", uint32(t.ActBlock()), 0} }
+
+func gatedQuantizer(t quant.Type, act backends.Activation) kernel {
+	return kernel{"quantize", uint32(t.ActBlock()), 1 + uint32(act)}
 }
 
 // A form is a batch of vectors as rows meet them, in device memory.

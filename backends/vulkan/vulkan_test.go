@@ -87,6 +87,13 @@ func run(t *testing.T, ref *cpu.Backend, e *Experts, rng *rand.Rand, l Layer, n,
 	matrix := func(typ quant.Type, rows, cols int) backends.Matrix {
 		return backends.Matrix{Type: typ, Rows: rows, Cols: cols, Data: backendtest.Weights(rng, typ, rows*cols)}
 	}
+	// Biases and the clamped activation in half of the cases.
+	var act backends.Activation
+	var bias *[3][]float32
+	if rng.IntN(2) == 0 {
+		act = backends.ClampedSwiGLU
+		bias = &[3][]float32{backendtest.Vectors(rng, experts, l.FF, 0), backendtest.Vectors(rng, experts, l.FF, 0), backendtest.Vectors(rng, experts, l.Dim, 0)}
+	}
 	all := make([]backends.Expert, experts)
 	for i := range all {
 		all[i] = backends.Expert{Gate: matrix(l.Types[0], l.FF, l.Dim), Up: matrix(l.Types[1], l.FF, l.Dim), Down: matrix(l.Types[2], l.Dim, l.FF)}
@@ -96,6 +103,11 @@ func run(t *testing.T, ref *cpu.Backend, e *Experts, rng *rand.Rand, l Layer, n,
 	}
 	jobs, held := make([]backends.Job, experts), make([]backends.HeldJob, experts)
 	for i := range jobs {
+		if bias != nil {
+			of := func(i, e, rows int) []float32 { return bias[i][e*rows : (e+1)*rows] }
+			all[i].GateBias, all[i].UpBias, all[i].DownBias = of(0, i, l.FF), of(1, i, l.FF), of(2, i, l.Dim)
+		}
+		all[i].Act = act
 		jobs[i].Expert, held[i].Expert = all[i], int32(i)
 	}
 	for r := range n * k {
@@ -120,7 +132,7 @@ func run(t *testing.T, ref *cpu.Backend, e *Experts, rng *rand.Rand, l Layer, n,
 	if err := ref.Read(e.Input(n, l.Dim), xv); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Start(5, held, k, n); err != nil {
+	if err := e.Start(5, held, k, n, act, bias); err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
 	got, err := e.Finish()
