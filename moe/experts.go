@@ -79,12 +79,22 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 		weights = s.ones[:n]
 	}
 	s.out.SetLen(n * k)
+	defer s.held.drop() // after an error
 	group := s.groupOf(n)
 	for done := 0; done < len(s.distinct); {
 		i, parts, ok, err := step.Next(ctx)
 		s.clock.lap(StageExpertWait)
 		jobs := 0
 		for ok && err == nil {
+			if step.InVRAM(i) {
+				if err = e.hold(s, i, x, perRow); err != nil {
+					break
+				}
+				step.Done(i)
+				done++
+				i, parts, ok, _, err = step.TryNext()
+				continue
+			}
 			if err = e.check(step, s, i, parts); err != nil {
 				break
 			}
@@ -98,6 +108,9 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 		if err != nil {
 			return fmt.Errorf("moe: layer %d: %w", l, err)
 		}
+		if err := e.start(s, x, perRow); err != nil { // the device's share, beside the processor's
+			return fmt.Errorf("moe: layer %d: %w", l, err)
+		}
 		s.be.ExpertGroup(s.out, perRow, s.job[:jobs], x)
 		for _, i := range s.arrived[:jobs] {
 			step.Done(int(i))
@@ -105,6 +118,10 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 		done += jobs
 		s.clock.lap(StageExperts)
 	}
+	if err := s.held.collect(s); err != nil {
+		return fmt.Errorf("moe: layer %d: %w", l, err)
+	}
+	s.clock.lap(StageExperts)
 	s.be.Combine(s.x, s.out, k, weights, shared)
 	s.clock.lap(StageReduction)
 	return ctx.Err()

@@ -14,6 +14,7 @@ type Config struct {
 	Ctx   int // positions of the KV cache
 	Chunk int // most positions of one forward pass
 	KV    backends.KVType
+	Held  backends.Holder // of the experts that the tiers have in VRAM; nil: none
 
 	// Drafts counts the caches for Draft, each of Ctx positions; 0: the drafting
 	// layers are not loaded. With more, weights must know Spec.NextnDense and the
@@ -46,6 +47,7 @@ type state struct {
 	cache *tiers.Cache
 	trace *tiers.TraceWriter // nil: nobody wants one
 	kv    backends.KV
+	held  held
 	pos   int // of the batch's first position
 	clock clock
 
@@ -130,7 +132,7 @@ func New(spec *Spec, resident Weights, be backends.Backend, cache *tiers.Cache, 
 
 func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Config) (err error) {
 	n := min(cfg.Chunk, cfg.Ctx)
-	s.be, s.cache, s.topK = be, cache, spec.TopK
+	s.be, s.cache, s.topK, s.held.by = be, cache, spec.TopK, cfg.Held
 	vec := func(capacity, dim int) (v backends.Vec) {
 		if err == nil {
 			v, err = be.NewVec(capacity, dim)

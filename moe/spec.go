@@ -30,10 +30,11 @@ type Spec struct {
 	SharedFF      int // its width, 0: none
 	Ctx           int // positions it was trained for
 	Dense         []tiers.Tensor
-	Roles         []tiers.ExpertLayer // one for each layer with a router, ascending
-	NextnDense    []tiers.Tensor      // what drafting layers add to Dense
-	NextnRoles    []tiers.ExpertLayer // the same for drafting layers
-	NextnErr      error               // why drafting layers cannot be run; nil: they can, if there are any
+	Roles         []tiers.ExpertLayer  // one for each layer with a router, ascending
+	Kinds         [][3]backends.Matrix // of Roles: gate, up and down of an expert, types and shapes alone
+	NextnDense    []tiers.Tensor       // what drafting layers add to Dense
+	NextnRoles    []tiers.ExpertLayer  // the same for drafting layers
+	NextnErr      error                // why drafting layers cannot be run; nil: they can, if there are any
 
 	file    *tiers.Model
 	fam     family
@@ -198,7 +199,7 @@ func open(l *loader, s *Spec, positions int) weights {
 	s.Hidden = l.need("embedding_length", maxDim)
 	s.Ctx = l.need("context_length", maxCtx)
 	s.Vocab = vocabulary(l)
-	s.Roles, s.vectors = nil, nil
+	s.Roles, s.Kinds, s.vectors = nil, nil, nil
 	s.embedScale, s.logitScale = 1, 1
 	var w weights
 	w.eps = l.epsilon()
@@ -344,7 +345,7 @@ func (s *Spec) attentionNormedWhole(l *loader, layer int, eps float32, rope *bac
 // its experts' roles.
 func (s *Spec) expertLayer(l *loader, layer int, norm string, eps float32, route func(ids []int32, weights, scores []float32)) experts {
 	role, kinds := l.experts(layer, s.Experts, s.Hidden, s.ExpertFF)
-	s.Roles = append(s.Roles, role)
+	s.Roles, s.Kinds = append(s.Roles, role), append(s.Kinds, kinds)
 	return experts{
 		layer:  layer,
 		norm:   l.vector(norm, s.Hidden),

@@ -342,6 +342,16 @@ func (d *Device) drop(b *buffer) {
 	b.host = nil
 }
 
+// Free is how much of the device's memory this process may take: by the driver's
+// word where it gives one, else all of it.
+func (d *Device) Free() int64 {
+	h := d.Memory.Heaps[d.Memory.vramHeap()]
+	if d.Budget && h.Budget > h.Used {
+		return int64(h.Budget - h.Used)
+	}
+	return int64(h.Size)
+}
+
 // Usage asks the driver how much of the device's memory this process uses; ok
 // is false where it does not tell.
 func (d *Device) Usage() (used uint64, ok bool) {

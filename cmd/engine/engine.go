@@ -39,17 +39,21 @@ type Options struct {
 	KV      backends.KVType
 	Drafts  int // caches for drafting layers; 0: the layers are not loaded
 
-	RAM         int64  // bytes of the resident set at most; 0: what is available
-	VRAM        Budget // of Device
-	Pin         Budget // of RAM, for experts that never leave
-	KeepHost    bool   // keep in RAM what is in VRAM
-	Usage       string // file of the usage history, read and written; "": none
-	UsageFreeze string // the same, read alone
-	Prefetch    tiers.Prefetch
-	Device      tiers.Device // nil: there is none
-	Memory      tiers.Memory // of the machine
-	NoText      bool         // token ids alone come and go: the tokenizer is not read
-	PlanOnly    bool         // nothing will be loaded: what this machine lacks is told, not refused
+	RAM          int64  // bytes of the resident set at most; 0: what is available
+	VRAM         Budget // of a device; the zero value is all that it has room for
+	NoVRAM       bool   // no expert goes to a device
+	Pin          Budget // of RAM, for experts that never leave
+	KeepHost     bool   // keep in RAM what is in VRAM
+	Usage        string // file of the usage history, read and written; "": none
+	UsageFreeze  string // the same, read alone
+	Prefetch     tiers.Prefetch
+	Backend      string       // auto, cpu or vulkan; "" is auto
+	Devices      string       // vulkan:N or N; "": see openDevice
+	Staging      bool         // copy to a device through a staging buffer even where the host could write its memory
+	RequireReBAR bool         // refuse a device whose memory the host sees only in part
+	Memory       tiers.Memory // of the machine
+	NoText       bool         // token ids alone come and go: the tokenizer is not read
+	PlanOnly     bool         // nothing will be loaded: what this machine lacks is told, not refused
 }
 
 const (
@@ -91,7 +95,7 @@ type Plan struct {
 	floor     int64               // bytes that are to stay available
 	usagePath string
 	keepHost  bool
-	device    tiers.Device
+	device    *device // nil: there is none
 	machine   tiers.Memory
 }
 
@@ -182,7 +186,10 @@ func (p *Plan) prepare(o Options) (err error) {
 	if len(o.Copies) > 0 {
 		p.set("copies", o.Copies, true)
 	}
-	p.Prefetch, p.keepHost, p.device, p.machine = o.Prefetch, o.KeepHost, o.Device, o.Memory
+	p.Prefetch, p.keepHost, p.machine = o.Prefetch, o.KeepHost, o.Memory
+	if err := p.openDevice(o); err != nil {
+		return err
+	}
 	if len(p.Spec.Roles) < 2 {
 		p.Prefetch = tiers.PrefetchOff // there is no next layer
 	}
@@ -255,7 +262,8 @@ func (p *Plan) Paths() []string { return append(p.File.Paths(), p.path) }
 
 // Close closes the model's files. A plan that was loaded is closed by its engine.
 func (p *Plan) Close() error {
-	var errs []error
+	errs := []error{p.device.Close()}
+	p.device = nil
 	if p.Source != nil {
 		errs = append(errs, p.Source.Close())
 	}
@@ -316,9 +324,13 @@ func (e *Engine) load(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	var vram tiers.Device
+	if e.device != nil {
+		vram, e.Config.Held = e.device, e.device.experts
+	}
 	e.Cache, err = tiers.New(e.Source, tiers.Options{
 		Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.roles, Policy: e.Policy, History: e.frequency(), Ledger: e.Ledger,
-		Pinned: e.Pinned, VRAM: e.VRAM, Device: e.device, KeepHost: e.keepHost, Prefetch: e.Prefetch, Watch: e.watch,
+		Pinned: e.Pinned, VRAM: e.VRAM, Device: vram, KeepHost: e.keepHost, Prefetch: e.Prefetch, Watch: e.watch,
 	})
 	if err != nil {
 		return err

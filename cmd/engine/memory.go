@@ -163,18 +163,26 @@ func (p *Plan) frequency() func(tiers.Key) float64 {
 
 // choose picks the experts of VRAM and of the pinned set, the most used first.
 func (p *Plan) choose(o Options) error {
-	if o.VRAM != (Budget{}) && o.Device == nil && !o.PlanOnly {
-		return refused("--vram %v: this build has no device to hold experts: leave --vram out", o.VRAM)
-	}
 	ranked := p.History.Ranked()
 	all := len(ranked)
-	p.VRAM, ranked, p.VRAMBytes = o.VRAM.take(ranked, func(k tiers.Key) int64 {
+	size := func(k tiers.Key) int64 {
 		payload := p.Source.ExpertBytes(int(k.Layer))
-		if o.Device == nil {
+		if p.device == nil {
 			return payload
 		}
-		return o.Device.ExpertBytes(int(k.Layer), payload)
-	})
+		return p.device.ExpertBytes(int(k.Layer), payload)
+	}
+	vram := o.VRAM
+	if p.device != nil && vram == (Budget{}) && !o.NoVRAM {
+		vram.Bytes = p.device.room
+	}
+	p.VRAM, _, p.VRAMBytes = vram.take(ranked, size)
+	if p.device != nil && p.VRAMBytes > p.device.room {
+		fits, _, bytes := Budget{Bytes: p.device.room}.take(ranked, size)
+		p.Notices = append(p.Notices, fmt.Sprintf("vram lowered %d -> %d experts (%s of the device's memory are free for them)", len(p.VRAM), len(fits), tiers.GB(p.device.room)))
+		p.VRAM, p.VRAMBytes = fits, bytes
+	}
+	ranked = ranked[len(p.VRAM):]
 	p.tierSetting("vram", o.VRAM, len(p.VRAM), p.VRAMBytes, all)
 	p.Pinned, _, p.PinnedBytes = o.Pin.take(ranked, p.hostBytes)
 	p.tierSetting("pin", o.Pin, len(p.Pinned), p.PinnedBytes, len(ranked))

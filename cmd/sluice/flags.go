@@ -68,6 +68,9 @@ type modelFlags struct {
 	chunk, ctx  *int
 	ram         *string
 	vram, pin   *string
+	backend     *string
+	devices     *string
+	rebar       *bool
 	releaseHost *bool
 	usage       *string
 	usageFreeze *string
@@ -95,6 +98,9 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 		kv:          f.String("kv", "f16", "numbers of the key-value cache: f16, f32 or q8"),
 		ram:         f.String("ram", "", "most memory that the process takes, such as 48GiB (default: what is available)"),
 		vram:        f.String("vram", "", "experts in a device's memory: how many, or bytes such as 16GiB"),
+		backend:     f.String("backend", "auto", "what computes experts beside the CPU: auto (a discrete GPU, if there is one), cpu (nothing) or vulkan"),
+		devices:     f.String("devices", "", "the device, such as vulkan:0; software devices run only when named"),
+		rebar:       f.Bool("require-rebar", false, "refuse a device of whose memory the host sees only a part"),
 		pin:         f.String("pin", "", "experts that never leave RAM, the most used first: how many, or bytes such as 4GiB"),
 		releaseHost: f.Bool("release-host", true, "keep no copy in RAM of the experts in a device's memory"),
 		usage:       f.String("usage", "", "file of the usage history: read, and written at the end"),
@@ -176,6 +182,8 @@ func (m *modelFlags) memory(o *engine.Options) (err error) {
 	if o.VRAM, err = parseBudget(*m.vram); err != nil {
 		return usagef("--vram: %v", err)
 	}
+	o.Backend, o.Devices, o.RequireReBAR = *m.backend, *m.devices, *m.rebar
+	o.NoVRAM = m.set.Changed("vram") && o.VRAM == engine.Budget{}
 	if o.Pin, err = parseBudget(*m.pin); err != nil {
 		return usagef("--pin: %v", err)
 	}
