@@ -41,6 +41,10 @@ const (
 	float8                  // FP8-E4M3 codes and a scale for each run of columns
 	fp4                     // nibbles of E2M1, two neighbours in a byte, and E8M0 exponents
 	int4                    // nibbles with offset 8, two neighbours in a byte, and float scales
+	coli8                   // of a colibri container: int8, and f32 scales
+	coli4                   // the same with nibbles as in int4
+	coli3                   // the same with three bits with offset 4, in two planes for each 64
+	coli2                   // the same with two bits with offset 2, four neighbours in a byte
 )
 
 // A source is a share of bytes for each expert.

@@ -116,6 +116,9 @@ func hfFiles(dir, named string) ([]string, *hfWeights, error) {
 	case !errors.Is(err, fs.ErrNotExist) || name == named:
 		return nil, nil, err
 	}
+	if names, err := coliFiles(dir, named); err != nil || names != nil {
+		return names, nil, err
+	}
 	if !strings.HasSuffix(named, ".safetensors") {
 		if named, err = soleWeights(dir); err != nil {
 			return nil, nil, err
@@ -305,6 +308,9 @@ func (f *File) openSafetensors() ([]safetensors.Tensor, error) {
 	}
 	for i := range ts {
 		ts[i].Off += f.head
+	}
+	if f.stamps, err = coliStamps(b); err != nil {
+		return bad(-1, "%v", err)
 	}
 	return ts, nil
 }

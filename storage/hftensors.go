@@ -14,7 +14,8 @@ import (
 type composer struct {
 	m    *Model
 	raw  map[string]rawTensor
-	used map[string]bool // scales and shapes, which are no tensors of their own
+	fmts map[string]string // the formats that a colibri container's stamps say
+	used map[string]bool   // scales and shapes, which are no tensors of their own
 	out  []Tensor
 }
 
@@ -29,7 +30,7 @@ func (m *Model) compose(shards [][]safetensors.Tensor) ([]Tensor, error) {
 	for _, ts := range shards {
 		n += len(ts)
 	}
-	c := composer{m: m, raw: make(map[string]rawTensor, n), used: map[string]bool{}, out: make([]Tensor, 0, n)}
+	c := composer{m: m, fmts: map[string]string{}, raw: make(map[string]rawTensor, n), used: map[string]bool{}, out: make([]Tensor, 0, n)}
 	for i, ts := range shards {
 		for _, t := range ts {
 			if old, dup := c.raw[t.Name]; dup {
@@ -37,6 +38,9 @@ func (m *Model) compose(shards [][]safetensors.Tensor) ([]Tensor, error) {
 			}
 			c.raw[t.Name] = rawTensor{t, i}
 		}
+	}
+	if err := c.stamps(); err != nil {
+		return nil, err
 	}
 	for i, ts := range shards {
 		for _, t := range ts {
@@ -60,6 +64,9 @@ var dtypes = map[safetensors.DType]quant.Type{
 
 // add makes the tensor whose codes, or all bytes, t has.
 func (c *composer) add(t rawTensor) error {
+	if scale, ok := c.raw[t.Name+".qs"]; ok {
+		return c.colibri(t, scale)
+	}
 	if stem, ok := strings.CutSuffix(t.Name, "_blocks"); ok && t.DType == "U8" && len(t.Shape) > 2 && t.Shape[len(t.Shape)-1] == 16 {
 		if scale, ok := c.raw[stem+"_scales"]; ok {
 			shape := slices.Clone(t.Shape[:len(t.Shape)-1])

@@ -17,12 +17,14 @@ type File struct {
 	Size int64
 	f    *os.File
 	head int64 // bytes of its header
+
+	stamps []byte // of a file of a colibri container: what its header says of formats
 }
 
 // A Model is an open model: its metadata and where its tensors lie. Reading
 // headers is all that Open does; no tensor byte is touched.
 type Model struct {
-	Format  string // "gguf", "safetensors" or "slab"
+	Format  string // "gguf", "safetensors", "colibri" or "slab"
 	Files   []File
 	Meta    Meta
 	Tensors []Tensor // in file order

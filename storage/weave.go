@@ -24,6 +24,8 @@ func (f *form) share(dst, codes, scale []byte) {
 			fp4Row(row, codes[at*f.cols/2:], scale[at*f.cols/32:])
 		case int4:
 			f.int4Row(row, codes[at*f.cols/2:], scale, at)
+		case coli8, coli4, coli3, coli2:
+			f.coliRow(row, codes[at*f.weave.coliBytes(f.cols):], scale, at)
 		}
 	}
 }

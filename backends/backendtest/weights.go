@@ -17,6 +17,7 @@ var Types = []quant.Type{
 	quant.IQ2_XXS, quant.IQ2_XS, quant.IQ2_S, quant.IQ3_XXS, quant.IQ3_S, quant.IQ1_S, quant.IQ1_M,
 	quant.TQ1_0, quant.TQ2_0,
 	quant.F8_128, quant.INT4_32, quant.INT4_128,
+	quant.INT4F_32, quant.INT4F_64, quant.INT4F_128, quant.INT8F_32, quant.INT8F_128,
 }
 
 // halves are the places of the f16 scales in a block.
@@ -116,6 +117,12 @@ func setScales(rng *rand.Rand, t quant.Type, p []byte, half func() uint16) {
 			s = float32(math.Ldexp(float64(s), -40))
 		}
 		binary.LittleEndian.PutUint16(p, quant.ToBF16(s))
+	case quant.INT4F_32, quant.INT4F_64, quant.INT4F_128, quant.INT8F_32, quant.INT8F_128:
+		s := floatWeight(rng)
+		if rng.IntN(12) == 0 {
+			s = float32(math.Ldexp(float64(s), -40))
+		}
+		binary.LittleEndian.PutUint32(p, math.Float32bits(s))
 	case quant.MXFP4:
 		p[0] = byte(115 + rng.IntN(10))
 		if rng.IntN(12) == 0 {

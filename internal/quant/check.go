@@ -47,6 +47,8 @@ func Check(t Type, data []byte) error {
 		return checkF8(data)
 	case t == INT4_32 || t == INT4_128:
 		return checkBF16Scales(t, data)
+	case t >= INT4F_32 && t <= INT8F_128:
+		return checkF32Scales(t, data)
 	case t == MXFP4:
 		for i := 0; i < len(data); i += size {
 			if e := data[i]; e > 168 {

@@ -17,6 +17,13 @@ const (
 	INT4_32
 	// INT4_128: the same with one scale for four runs of 32.
 	INT4_128
+	// INT4F_32, _64 and _128: the same with a scale f32.
+	INT4F_32
+	INT4F_64
+	INT4F_128
+	// INT8F_32 and _128: int8. A block is a scale f32 and the codes.
+	INT8F_32
+	INT8F_128
 )
 
 const firstOwn Type = 1000
@@ -26,6 +33,9 @@ var ownLayouts = [...]layout{
 	F8_128 - firstOwn:   {"F8_128", 128, 132, 0, Float},
 	INT4_32 - firstOwn:  {"INT4_32", 32, 18, 32, Plain},
 	INT4_128 - firstOwn: {"INT4_128", 128, 66, 32, Plain},
+	INT4F_32 - firstOwn: {"INT4F_32", 32, 20, 32, Plain}, INT4F_64 - firstOwn: {"INT4F_64", 64, 36, 32, Plain},
+	INT4F_128 - firstOwn: {"INT4F_128", 128, 68, 32, Plain},
+	INT8F_32 - firstOwn:  {"INT8F_32", 32, 36, 32, Plain}, INT8F_128 - firstOwn: {"INT8F_128", 128, 132, 32, Plain},
 }
 
 // e4m3 are the values of the codes of FP8-E4M3 (OCP 8-bit floating point 1.0, "FN":
@@ -76,6 +86,24 @@ func unpackINT4_128(b *Block, row []byte, i int) {
 	nibbles8((*[32]byte)(b.codes()[:]), (*[16]byte)(p[2+16*(i%4):]))
 }
 
+func unpackINT4F_32(b *Block, row []byte, i int)  { unpackINT4F(b, row[20*i:], 0) }
+func unpackINT4F_64(b *Block, row []byte, i int)  { unpackINT4F(b, row[36*(i/2):], i%2) }
+func unpackINT4F_128(b *Block, row []byte, i int) { unpackINT4F(b, row[68*(i/4):], i%4) }
+func unpackINT8F_32(b *Block, row []byte, i int)  { unpackINT8F(b, row[36*i:], 0) }
+func unpackINT8F_128(b *Block, row []byte, i int) { unpackINT8F(b, row[132*(i/4):], i%4) }
+
+// unpackINT4F unpacks run i of 32 codes of the block p.
+func unpackINT4F(b *Block, p []byte, i int) {
+	b.W = tinyScale(math.Float32frombits(binary.LittleEndian.Uint32(p)))
+	nibbles8((*[32]byte)(b.codes()[:]), (*[16]byte)(p[4+16*i:]))
+}
+
+// unpackINT8F unpacks run i of 32 codes of the block p.
+func unpackINT8F(b *Block, p []byte, i int) {
+	b.W = tinyScale(math.Float32frombits(binary.LittleEndian.Uint32(p)))
+	copy(b.codes()[:32], p[4+32*i:])
+}
+
 // nibbles8 spreads 16 bytes into 32 codes, less 8.
 func nibbles8(c *[32]byte, q *[16]byte) {
 	for k := 0; k < 16; k += 8 {
@@ -110,6 +138,17 @@ func checkBF16Scales(t Type, data []byte) error {
 	_, size := t.Block()
 	for i := 0; i*size < len(data); i++ {
 		if what := badScale(FromBF16(binary.LittleEndian.Uint16(data[i*size:]))); what != "" {
+			return &RangeError{t, i, what}
+		}
+	}
+	return nil
+}
+
+// checkF32Scales finds a scale that is no number at the head of a block.
+func checkF32Scales(t Type, data []byte) error {
+	_, size := t.Block()
+	for i := 0; i*size < len(data); i++ {
+		if what := badScale(math.Float32frombits(binary.LittleEndian.Uint32(data[i*size:]))); what != "" {
 			return &RangeError{t, i, what}
 		}
 	}

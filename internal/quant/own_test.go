@@ -75,9 +75,38 @@ func TestINT4(t *testing.T) {
 	}
 }
 
+// Integers with scales of f32 are code times scale: of int4 nibbles less 8 in the
+// order of Q4_0 in each run of 32.
+func TestScaledIntegers(t *testing.T) {
+	for _, typ := range []Type{INT4F_32, INT4F_64, INT4F_128, INT8F_32, INT8F_128} {
+		group, size := typ.Block()
+		row := make([]byte, 3*size)
+		fill(row, uint64(typ))
+		scales := []float32{0.75, -3.0e-3, 0x1p-46}
+		for b, s := range scales {
+			binary.LittleEndian.PutUint32(row[size*b:], math.Float32bits(s))
+		}
+		scales[2] = 0 // below what counts
+		got := make([]float32, 3*group)
+		Dequantize(typ, got, row)
+		for i, g := range got {
+			b, in := i/group, i%group
+			var code int
+			if typ >= INT8F_32 {
+				code = int(int8(row[size*b+4+in]))
+			} else {
+				code = int(row[size*b+4+in/32*16+in%16]>>(in%32/16*4)&15) - 8
+			}
+			if want := float32(code) * scales[b]; g != want {
+				t.Fatalf("%v: element %d is %v, want %v", typ, i, g, want)
+			}
+		}
+	}
+}
+
 // What is no number is found, in the last block too.
 func TestCheckOwn(t *testing.T) {
-	for _, typ := range []Type{F8_128, INT4_32, INT4_128} {
+	for _, typ := range []Type{F8_128, INT4_32, INT4_128, INT4F_32, INT4F_64, INT4F_128, INT8F_32, INT8F_128} {
 		elems, size := typ.Block()
 		data := make([]byte, 5*size)
 		if err := Check(typ, data); err != nil {
@@ -85,7 +114,7 @@ func TestCheckOwn(t *testing.T) {
 		}
 		for _, s := range []float32{float32(math.NaN()), float32(math.Inf(-1)), 0x1p41, -0x1p41} {
 			bad := append([]byte(nil), data...)
-			if typ == F8_128 {
+			if typ == F8_128 || typ > INT4_128 {
 				binary.LittleEndian.PutUint32(bad[4*size:], math.Float32bits(s))
 			} else {
 				binary.LittleEndian.PutUint16(bad[4*size:], ToBF16(s))

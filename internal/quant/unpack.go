@@ -70,6 +70,16 @@ func UnpackerFor(t Type) Unpacker {
 		return unpackINT4_32
 	case INT4_128:
 		return unpackINT4_128
+	case INT4F_32:
+		return unpackINT4F_32
+	case INT4F_64:
+		return unpackINT4F_64
+	case INT4F_128:
+		return unpackINT4F_128
+	case INT8F_32:
+		return unpackINT8F_32
+	case INT8F_128:
+		return unpackINT8F_128
 	}
 	return nil
 }
@@ -128,6 +138,16 @@ func unpack(t Type, b *Block, row []byte, i int) {
 		unpackINT4_32(b, row, i)
 	case INT4_128:
 		unpackINT4_128(b, row, i)
+	case INT4F_32:
+		unpackINT4F_32(b, row, i)
+	case INT4F_64:
+		unpackINT4F_64(b, row, i)
+	case INT4F_128:
+		unpackINT4F_128(b, row, i)
+	case INT8F_32:
+		unpackINT8F_32(b, row, i)
+	case INT8F_128:
+		unpackINT8F_128(b, row, i)
 	default:
 		panic("quant: " + t.String() + " has no blocks to unpack")
 	}
