@@ -134,7 +134,7 @@ func Describe(file *tiers.Model) (*Spec, error) {
 	if err := file.Meta.Err(); err != nil {
 		return nil, err
 	}
-	if !ok && file.Format == "safetensors" {
+	if !ok && file.Meta.Has("hf.config.json") {
 		return nil, fmt.Errorf("moe: config.json lacks model_type: it is not that of a model, or incomplete; download it again")
 	}
 	if !ok {

@@ -178,6 +178,9 @@ func coliFormatOf(rows, cols, codes, scales int64, stamp string) (coliFormat, er
 	return coliFormat{}, fmt.Errorf("has %d bytes of codes and %d bytes of scales%s; a matrix [%d, %d] has no format of these sizes: the file is damaged, or config.json is of another model", codes, 4*scales, as, rows, cols)
 }
 
+// directory says whether the model is of Hugging Face's layout.
+func (m *Model) directory() bool { return m.Format == "safetensors" || m.Format == "colibri" }
+
 // colibri makes the tensor of a pair of codes and scales.
 func (c *composer) colibri(codes, scale rawTensor) error {
 	c.m.Format = "colibri"

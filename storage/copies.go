@@ -70,7 +70,7 @@ func (m *Model) addCopy(c *Model) error {
 		}
 	}
 	for _, name := range hfTexts {
-		if a, b := m.Meta.Value("hf."+name), c.Meta.Value("hf."+name); m.Format == "safetensors" && a != b {
+		if a, b := m.Meta.Value("hf."+name), c.Meta.Value("hf."+name); m.directory() && a != b {
 			return fmt.Errorf("storage: %s beside %s and %s is not the same: they are not copies of one model; copy it again", name, m.Files[0].Path, c.Files[0].Path)
 		}
 	}

@@ -109,7 +109,7 @@ func (id Identity) Differs(now Identity) (words string, timeOnly bool) {
 func (m *Model) SlabPath() string { return m.stem() + ".slab" }
 
 func (m *Model) stem() string {
-	if m.Format == "safetensors" {
+	if m.directory() {
 		return filepath.Join(filepath.Dir(m.Files[0].Path), "model")
 	}
 	return stem(m.Files[0].Path)
@@ -176,7 +176,7 @@ func (m *Model) sidecar(path string) (side *Model, why string) {
 // same names, types and shapes. In place of those that an expert's parts are made
 // of it has the parts.
 func sameTensors(m, slab *Model) bool {
-	if m.Format != "safetensors" && len(m.Tensors) != len(slab.Tensors) {
+	if !m.directory() && len(m.Tensors) != len(slab.Tensors) {
 		return false
 	}
 	for _, x := range slab.Tensors {
