@@ -1,6 +1,7 @@
 package moe
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -23,6 +24,8 @@ type naming struct {
 	tensors map[string][]string
 	// keys, by GGUF's key without the architecture, to paths in config.json.
 	keys map[string][]string
+	// fromOne are the vectors, by GGUF's name with N, to which 1 is added.
+	fromOne []string
 }
 
 // hfNaming is what most families share.
@@ -129,12 +132,7 @@ func (l *loader) candidates(name string) []string {
 	if !l.hf {
 		return []string{name}
 	}
-	key, layer := name, ""
-	if rest, ok := strings.CutPrefix(name, "blk."); ok {
-		if no, rest, ok := strings.Cut(rest, "."); ok {
-			key, layer = "blk.N."+rest, no
-		}
-	}
+	key, layer := numbered(name)
 	var found []string
 	for _, table := range [...]map[string][]string{l.fam.hfNames.tensors, l.shared.tensors} {
 		for _, suffix := range [...]string{"", ".weight", ".bias"} {
@@ -151,6 +149,22 @@ func (l *loader) candidates(name string) []string {
 		return []string{name} // which it does not have
 	}
 	return found
+}
+
+// numbered is a name with N for the number of the layer, and that number.
+func numbered(name string) (key, layer string) {
+	if rest, ok := strings.CutPrefix(name, "blk."); ok {
+		if no, rest, ok := strings.Cut(rest, "."); ok {
+			return "blk.N." + rest, no
+		}
+	}
+	return name, ""
+}
+
+// lacksOne says that the file has a vector of this name as what is added to 1.
+func (l *loader) lacksOne(name string) bool {
+	key, _ := numbered(name)
+	return l.hf && slices.Contains(l.fam.hfNames.fromOne, key)
 }
 
 // prefixed is a name as it is in this file, which may be of a model that is a
@@ -221,6 +235,13 @@ func (l *loader) derived(key string) (uint64, bool) {
 			return dim, dim > 0
 		}
 		return uint64(float64(dim) * share), true
+	case "ssm.inner_size":
+		heads, _ := meta.Uint(hfPrefix + "linear_num_value_heads")
+		dim, ok := meta.Uint(hfPrefix + "linear_value_head_dim")
+		if !ok || heads > maxDim || dim > maxDim {
+			return 0, false
+		}
+		return heads * dim, true
 	case "expert_gating_func":
 		switch kind, _ := meta.String(hfPrefix + "scoring_func"); kind {
 		case "softmax":

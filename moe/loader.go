@@ -258,6 +258,11 @@ func (l *loader) vector(name string, n int) []float32 {
 	}
 	v := make([]float32, n)
 	quant.Dequantize(t.Type, v, data)
+	if l.lacksOne(name) {
+		for i := range v {
+			v[i]++
+		}
+	}
 	for i, x := range v {
 		if math.Abs(float64(x)) < 0x1p-50 {
 			v[i] = 0

@@ -31,6 +31,8 @@ type Model struct {
 	s         state
 	next      []float32 // [vocab] logits that Extend returns
 	lastRow   [1]int32
+	start     int // positions of the last Forward
+	end       int
 	positions int64 // run so far, since New
 	forwards  int64
 }
@@ -47,6 +49,7 @@ type state struct {
 	cache *tiers.Cache
 	trace *tiers.TraceWriter // nil: nobody wants one
 	kv    backends.KV
+	delta backends.Delta // nil: the family has none
 	held  held
 	pos   int // of the batch's first position
 	clock clock
@@ -58,6 +61,7 @@ type state struct {
 	vec  []backends.Vec // the family page's own, by vecID
 	y3   [3]backends.Vec
 	w3   [3]backends.Linear
+	y4   [4]backends.Vec
 	y1   [1]backends.Vec
 	w1   [1]backends.Linear
 
@@ -157,6 +161,11 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 	if err != nil {
 		return err
 	}
+	if spec.delta.Layers > 0 {
+		if s.delta, err = be.NewDelta(spec.delta); err != nil {
+			return err
+		}
+	}
 	s.hostScores = make([]float32, n*spec.Experts)
 	s.ids, s.weights = make([]int32, n*spec.TopK), make([]float32, n*spec.TopK)
 	s.guess.hostScores = make([]float32, spec.Experts)
@@ -179,10 +188,14 @@ func (s *Spec) KV(cfg Config) backends.KVShape {
 	kv := s.cache
 	kv.Positions, kv.Type = cfg.Ctx, cfg.KV
 	if cfg.Drafts > 0 {
-		kv.Layers = s.Layers + cfg.Drafts
+		kv.Layers += cfg.Drafts
 	}
 	return kv
 }
+
+// StateBytes is what a sequence takes beside its key-value cache: the states of
+// gated delta net layers.
+func (s *Spec) StateBytes() int64 { return s.delta.Bytes() }
 
 // ScratchBytes is what the vectors of a forward pass take under a config, the
 // backend's own for the widest step included, near enough to plan by.
@@ -206,12 +219,38 @@ func (s *Spec) ScratchBytes(cfg Config) int64 {
 // Pos is the number of positions in the KV cache.
 func (m *Model) Pos() int { return m.s.pos }
 
-// Rewind forgets the positions from pos on, which is at most Pos.
-func (m *Model) Rewind(pos int) {
+// A RewindError says that a model cannot go back to a position.
+type RewindError struct {
+	Pos    int
+	Start  int  // where the last Forward began
+	Inside bool // it can go back into it
+}
+
+func (e *RewindError) Error() string {
+	to := fmt.Sprintf("0 or %d", e.Start)
+	if e.Inside {
+		to = fmt.Sprintf("0 or to those from %d on", e.Start)
+	}
+	return fmt.Sprintf("moe: rewind to position %d: the linear attention of this model keeps a state, not positions, and can go back to position %s: rewind to 0 and run the text again", e.Pos, to)
+}
+
+// Rewind forgets the positions from pos on, which is at most Pos. What runs then
+// has the bits that it would have if they had never been.
+//
+// A model with gated delta net layers goes back to 0, to where the last Forward
+// began, or into it if it had at most backends.DeltaReach positions. Rewind
+// returns a *RewindError for any other pos, and forgets nothing. Models without
+// such layers go back anywhere.
+func (m *Model) Rewind(pos int) error {
 	if pos < 0 || pos > m.s.pos {
 		panic(fmt.Sprintf("moe: rewind to %d of %d positions", pos, m.s.pos))
 	}
+	inside := m.end-m.start <= backends.DeltaReach
+	if m.s.delta != nil && pos != 0 && pos != m.start && pos != m.end && (pos < m.start || !inside) {
+		return &RewindError{pos, m.start, inside}
+	}
 	m.s.pos = pos
+	return nil
 }
 
 // A ContextError says that tokens do not fit into the context.
@@ -251,6 +290,7 @@ func (m *Model) forward(ctx context.Context, ids []int32, states []float32) erro
 	if err := m.checkIDs(ids); err != nil {
 		return err
 	}
+	m.start, m.end = s.pos, s.pos
 	s.cache.Adapt() // between two passes: the memory may have become scarce
 	s.clock.reset()
 	s.be.Embed(s.x, m.embed, ids)
@@ -279,6 +319,7 @@ func (m *Model) forward(ctx context.Context, ids []int32, states []float32) erro
 		}
 	}
 	s.pos += len(ids)
+	m.end = s.pos
 	m.positions += int64(len(ids))
 	m.forwards++
 	return nil

@@ -41,7 +41,9 @@ func MeasurePerplexity(ctx context.Context, m *Model, ids []int32, size int, bos
 		if bos >= 0 {
 			chunk[0] = bos
 		}
-		m.Rewind(0)
+		if err := m.Rewind(0); err != nil {
+			return p, err
+		}
 		for at := 0; at < size; {
 			n := min(size-at, m.Chunk())
 			if err := m.Forward(ctx, chunk[at:at+n]); err != nil {

@@ -43,6 +43,11 @@ type Spec struct {
 	gqa     gqaVectors
 	floats  int64 // bytes of floats that are made of resident tensors
 
+	delta        backends.DeltaShape // of gated delta net layers; no layers: none
+	deltaAt      deltaVectors
+	deltaOne     bool // one projection makes the inputs and the gates of a gated delta net
+	deltaOneRate bool // one makes its rates
+
 	drafting bool // the drafting layers are opened too
 
 	embedScale float32 // times the embedding, 1: as it is
@@ -101,7 +106,9 @@ func families() []family {
 		{arch: "minimax-m2", hf: []string{"minimax_m2"}, hfNames: minimaxNaming(), open: openMinimax},
 		{arch: "olmoe", hf: []string{"olmoe"}, hfNames: olmoeNaming(), open: openOlmoe},
 		{arch: "qwen2moe", hf: []string{"qwen2_moe"}, hfNames: qwen2Naming(), open: openQwen2},
+		{arch: "qwen35moe", hf: []string{"qwen3_5_moe"}, hfNames: qwen3NextNaming(), open: openQwen35},
 		{arch: "qwen3moe", hf: []string{"qwen3_moe"}, open: openQwen3},
+		{arch: "qwen3next", hf: []string{"qwen3_next"}, hfNames: qwen3NextNaming(), open: openQwen3Next},
 	}
 }
 

@@ -85,7 +85,7 @@ func (p *Plan) memory(o Options) error {
 	// now; they are measured when all is loaded.
 	kv := p.Spec.KV(p.Config)
 	scratch := p.Spec.ScratchBytes(p.Config) + cpu.AttendScratch(kv, p.Threads)
-	plan := tiers.Plan{TopK: p.Spec.TopK, Fixed: base + p.dense + kv.Bytes() + scratch, Available: budget, Cap: o.Cap}
+	plan := tiers.Plan{TopK: p.Spec.TopK, Fixed: base + p.dense + kv.Bytes() + p.Spec.StateBytes() + scratch, Available: budget, Cap: o.Cap}
 	if p.Prefetch != tiers.PrefetchOff {
 		plan.Ahead = p.Spec.TopK
 	}
@@ -114,7 +114,7 @@ func (p *Plan) memory(o Options) error {
 	for _, g := range []struct {
 		purpose tiers.Purpose
 		bytes   int64
-	}{{tiers.Base, base}, {tiers.Dense, p.dense}, {tiers.KV, kv.Bytes()}, {tiers.Scratch, scratch}} {
+	}{{tiers.Base, base}, {tiers.Dense, p.dense}, {tiers.KV, kv.Bytes() + p.Spec.StateBytes()}, {tiers.Scratch, scratch}} {
 		if err := p.Ledger.Grant(g.purpose, g.bytes); err != nil {
 			return err
 		}
