@@ -6,6 +6,8 @@ import (
 	"math"
 
 	"sluice/backends"
+	"sluice/internal/arith"
+	"sluice/internal/quant"
 )
 
 // deltaNet is the linear attention of a layer: a gated delta net
@@ -156,14 +158,16 @@ func (s *Spec) taps(l *loader, name string) []float32 {
 	if t, ok := l.find(name); ok && len(t.Dims) == 3 && t.Dims[1] == 1 {
 		dims = []int{n, 1, channels}
 	}
-	w := l.floats(name, dims...)
-	if w == nil {
+	t, data := l.tensor(name, dims...)
+	l.floatBytes += 4 * int64(n*channels)
+	if data == nil {
 		return nil
 	}
-	taps := make([]float32, n*channels)
+	w, taps := make([]float32, n*channels), make([]float32, n*channels)
+	quant.Dequantize(t.Type, w, data)
 	for c := range channels {
 		for i := range n {
-			taps[i*channels+c] = w[c*n+i]
+			taps[i*channels+c] = arith.Clean(w[c*n+i])
 		}
 	}
 	return taps

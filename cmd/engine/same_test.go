@@ -76,7 +76,7 @@ func TestSameBits(t *testing.T) {
 		positions, tokens, combinations = 16, 4, 6
 	}
 	var cases []*sameCase
-	for _, path := range []string{light(demo), qwen} {
+	for _, path := range []string{light(demo), qwen, next35} {
 		c := &sameCase{path: path, tokens: tokens, want: map[backends.KVType]answer{}}
 		e := open(t, Options{Path: path, Cap: 1})
 		c.prompt = heldout(t, e, positions)
