@@ -61,6 +61,11 @@ check:
 		cmp $$f backends/cpu/$${f##*/} || { echo "backends/cpu differs from its generator: make generate"; exit 1; }; \
 	done
 	cd backends/cpu/asm && $(GO) vet ./...
+	@if command -v glslc >/dev/null; then \
+		dir=$$(mktemp -d) && trap "rm -rf $$dir" EXIT && $(MAKE) -s shaders SPIRV=$$dir && for f in $$dir/*; do \
+			cmp $$f shaders/$${f##*/} || { echo "shaders differs from its sources: make shaders"; exit 1; }; \
+		done; \
+	else echo "no glslc (package glslc): the shaders are not held against their sources"; fi
 	GOARCH=arm64 $(GO) vet $(BUILD) ./...
 	GOAMD64=v3 $(GO) test $(BUILD) ./internal/... ./backends/...
 	$(GO) test -tags $(TAGS),invariants -ldflags=$(LDFLAGS) ./tiers/... ./cmd/engine

@@ -53,6 +53,9 @@ func TestExperts(t *testing.T) {
 	devices(t, func(t *testing.T, d *Device) {
 		rng := rand.New(rand.NewPCG(7, 9))
 		for _, typ := range types {
+			if raceEnabled && typ != quant.Q4_K && typ != quant.BF16 { // minutes otherwise, for the same calls
+				continue
+			}
 			other := types[rng.IntN(len(types))]
 			for _, c := range []struct{ dim, ff, n, k, jobs int }{{256, 512, 1, 4, 4}, {512, 256, 3, 2, 5}, {2304, 512, 1, 8, 8}, {256, 256, 20, 3, 6}} {
 				l := Layer{Types: [3]quant.Type{typ, typ, other}, Dim: c.dim, FF: c.ff}
