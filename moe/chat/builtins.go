@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/ardanlabs/jinja"
 )
@@ -315,4 +316,85 @@ func formatFilter(args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, er
 		return jinja.Undefined(), fmt.Errorf("format: too many values for %q", format)
 	}
 	return jinja.NewString(out.String()), nil
+}
+
+// split is Python's str.split, or rsplit, with a limit: a text, a separator or
+// none, and at most so many cuts.
+func split(args []jinja.Value, kwargs map[string]jinja.Value, fromRight bool) (jinja.Value, error) {
+	arg := func(name string, at int) jinja.Value {
+		if v, ok := kwargs[name]; ok {
+			return v
+		}
+		if at < len(args) {
+			return args[at]
+		}
+		return jinja.None()
+	}
+	sep, limit := arg("sep", 1), arg("maxsplit", 2)
+	if len(args) == 0 || !args[0].IsString() || !sep.IsNone() && (!sep.IsString() || sep.AsString() == "") || !limit.IsNone() && !limit.IsInt() {
+		return jinja.Undefined(), fmt.Errorf("split takes a text, a separator that is not empty and a whole number")
+	}
+	text, most := args[0].AsString(), int64(-1)
+	if limit.IsInt() {
+		most = limit.AsInt()
+	}
+	var parts []jinja.Value
+	cut := func(s string) { parts = append(parts, jinja.NewString(s)) }
+	for n := int64(0); most < 0 || n < most; n++ {
+		at, size := 0, 0 // of the next separator
+		switch {
+		case sep.IsString() && fromRight:
+			at, size = strings.LastIndex(text, sep.AsString()), len(sep.AsString())
+		case sep.IsString():
+			at, size = strings.Index(text, sep.AsString()), len(sep.AsString())
+		case fromRight:
+			text = strings.TrimRight(text, whiteSpace)
+			if at = strings.LastIndexAny(text, whiteSpace); at >= 0 {
+				_, size = utf8.DecodeRuneInString(text[at:])
+			}
+		default:
+			text = strings.TrimLeft(text, whiteSpace)
+			if at = strings.IndexAny(text, whiteSpace); at >= 0 {
+				_, size = utf8.DecodeRuneInString(text[at:])
+			}
+		}
+		if at < 0 {
+			break
+		}
+		if fromRight {
+			cut(text[at+size:])
+			text = text[:at]
+		} else {
+			cut(text[:at])
+			text = text[at+size:]
+		}
+	}
+	if sep.IsNone() && fromRight { // white space between the rest and what was cut off
+		text = strings.TrimRight(text, whiteSpace)
+	} else if sep.IsNone() {
+		text = strings.TrimLeft(text, whiteSpace)
+	}
+	if text != "" || !sep.IsNone() {
+		cut(text)
+	}
+	if fromRight {
+		slices.Reverse(parts)
+	}
+	return jinja.NewList(parts), nil
+}
+
+// anyOf says whether a text has one of several beginnings or ends.
+func anyOf(args []jinja.Value, has func(s, part string) bool) (jinja.Value, error) {
+	if len(args) != 2 || !args[0].IsString() || !args[1].IsList() {
+		return jinja.Undefined(), fmt.Errorf("startswith and endswith take a text, or several in brackets, and no places")
+	}
+	for _, part := range args[1].AsList().Items {
+		if !part.IsString() {
+			return jinja.Undefined(), fmt.Errorf("startswith and endswith take texts, not %s", part.String())
+		}
+		if has(args[0].AsString(), part.AsString()) {
+			return jinja.NewBool(true), nil
+		}
+	}
+	return jinja.NewBool(false), nil
 }

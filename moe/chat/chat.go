@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/ardanlabs/jinja"
@@ -19,7 +20,43 @@ import (
 type Message struct {
 	Role    string // such as system, user, assistant, tool
 	Content string
-	More    json.RawMessage // an object of further fields, such as tool_calls; nil if none
+	More    json.RawMessage // an object of further fields, such as tool_calls, or of all in their order; nil if none
+}
+
+// ReadMessages reads a JSON list of messages, as chat interfaces write them: each
+// an object with a role, and a content, tool_calls, tool_call_id and whatever
+// else the template knows. Keys keep their order, on which the text may depend.
+func ReadMessages(raw []byte) ([]Message, error) {
+	var list []json.RawMessage
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, fmt.Errorf("chat: the messages are no JSON list: %w", err)
+	}
+	messages := make([]Message, len(list))
+	for i, m := range list {
+		var head struct {
+			Role *string `json:"role"`
+		}
+		if err := json.Unmarshal(m, &head); err != nil || head.Role == nil {
+			return nil, fmt.Errorf("chat: message %d is no JSON object with a role", i)
+		}
+		messages[i] = Message{Role: *head.Role, More: m}
+	}
+	return messages, nil
+}
+
+// ReadTools reads a JSON list of tools, each the schema of a function.
+func ReadTools(raw []byte) ([]json.RawMessage, error) {
+	var list []json.RawMessage
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, fmt.Errorf("chat: the tools are no JSON list: %w", err)
+	}
+	for i, t := range list {
+		var object map[string]json.RawMessage
+		if err := json.Unmarshal(t, &object); err != nil || object == nil {
+			return nil, fmt.Errorf("chat: tool %d is no JSON object", i)
+		}
+	}
+	return list, nil
 }
 
 // Options is what a template sees beside the messages. Empty BOS and EOS are
@@ -78,9 +115,9 @@ func (t *Template) Render(messages []Message, opt Options) (text string, err err
 	for i, m := range messages {
 		list[i] = jinja.NewDict()
 		d := list[i].AsDict()
-		d.Set("role", jinja.NewString(m.Role))
-		d.Set("content", jinja.NewString(m.Content))
 		if m.More == nil {
+			d.Set("role", jinja.NewString(m.Role))
+			d.Set("content", jinja.NewString(m.Content))
 			continue
 		}
 		more, err := fromJSON(m.More)
@@ -90,8 +127,13 @@ func (t *Template) Render(messages []Message, opt Options) (text string, err err
 		if !more.IsDict() {
 			return "", fmt.Errorf("chat: message %d: further fields are no JSON object", i)
 		}
-		for _, k := range more.AsDict().Keys {
-			d.Set(k, more.AsDict().Data[k])
+		fields := more.AsDict()
+		if _, all := fields.Data["role"]; !all {
+			d.Set("role", jinja.NewString(m.Role))
+			d.Set("content", jinja.NewString(m.Content))
+		}
+		for _, k := range fields.Keys {
+			d.Set(k, fields.Data[k])
 		}
 	}
 	depth := 0 // of macros that call each other
@@ -119,8 +161,20 @@ func (t *Template) Render(messages []Message, opt Options) (text string, err err
 		"range":                 jinja.NewCallable("range", boundedRange),
 		ownJSON:                 jinja.NewCallable("tojson", toJSON),
 		"format":                jinja.NewCallable("format", formatFilter),
-		"_enter":                jinja.NewCallable("_enter", enter),
-		"_leave":                jinja.NewCallable("_leave", leave),
+		"_split": jinja.NewCallable("split", func(args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+			return split(args, kwargs, false)
+		}),
+		"_rsplit": jinja.NewCallable("rsplit", func(args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+			return split(args, kwargs, true)
+		}),
+		"_startswith": jinja.NewCallable("startswith", func(args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+			return anyOf(args, strings.HasPrefix)
+		}),
+		"_endswith": jinja.NewCallable("endswith", func(args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+			return anyOf(args, strings.HasSuffix)
+		}),
+		"_enter": jinja.NewCallable("_enter", enter),
+		"_leave": jinja.NewCallable("_leave", leave),
 	}
 	if opt.BOS != "" {
 		data["bos_token"] = jinja.NewString(opt.BOS)

@@ -164,10 +164,11 @@ func (r *rewriter) tag(at, pos int, kind byte) error {
 		open, end, what = "{% ", "%}", "statement"
 	}
 	var out strings.Builder
-	var nest []byte  // closing brackets that are due
-	var splits []int // depths of argument lists of split()
-	last := byte(0)  // the last character that is not white space
-	word := ""       // the last identifier
+	var nest []byte           // closing brackets that are due
+	var calls []methodCall    // of methods that the library has only in part, while their arguments last
+	operand := make([]int, 1) // where the last operand begins in out, with what is called on it, at each depth of brackets
+	last := byte(0)           // the last character that is not white space
+	word := ""                // the last identifier
 	for pos < len(r.src) {
 		c := r.src[pos]
 		if len(nest) == 0 {
@@ -176,16 +177,20 @@ func (r *rewriter) tag(at, pos int, kind byte) error {
 				sign, closed = c, pos+1
 			}
 			if strings.HasPrefix(r.src[closed:], end) {
-				if err := checkTag(out.String(), kind); err != nil {
+				bodies, err := checkTag(out.String(), kind, len(r.parts))
+				if err != nil {
 					return err
 				}
-				r.write(open + strings.TrimLeft(out.String(), " ") + " " + end)
+				for _, body := range bodies {
+					r.write(open + strings.TrimLeft(body, " ") + " " + end)
+				}
 				r.afterTag(closed+2, kind, sign)
 				return nil
 			}
 		}
 		switch {
 		case c == '\'' || c == '"':
+			operand[len(nest)] = out.Len()
 			n, err := literal(&out, r.src[pos:])
 			if err != nil {
 				return err
@@ -199,6 +204,9 @@ func (r *rewriter) tag(at, pos int, kind byte) error {
 				pos++
 			}
 			word = r.src[from:pos]
+			if last != '.' {
+				operand[len(nest)] = out.Len()
+			}
 			if last == '|' && word == "tojson" {
 				word = ownJSON
 			}
@@ -209,16 +217,24 @@ func (r *rewriter) tag(at, pos int, kind byte) error {
 			if len(nest) == maxDepth {
 				return fmt.Errorf("brackets nested deeper than %d", maxDepth)
 			}
-			nest = append(nest, map[byte]byte{'(': ')', '[': ']', '{': '}'}[c])
-			if c == '(' && last == 'a' && word == "split" {
-				splits = append(splits, len(nest))
+			if n := len(calls) - 1; n >= 0 && c == '(' && strings.HasSuffix(calls[n].word, "with") && out.Len() == calls[n].args {
+				calls[n].rewrite(&out) // several texts in brackets
+				calls = calls[:n]
 			}
+			if c == '(' && last == 'a' && methods[word] && strings.HasSuffix(out.String(), "."+word) {
+				calls = append(calls, methodCall{len(nest) + 1, operand[len(nest)], out.Len() - len(word) - 1, out.Len() + 1, word})
+			}
+			if after := last == 'a' && !operators[word] || strings.IndexByte("'\")]}", last) >= 0 && last != 0; c == '{' || !after {
+				operand[len(nest)] = out.Len()
+			}
+			nest = append(nest, map[byte]byte{'(': ')', '[': ']', '{': '}'}[c])
+			operand = append(operand[:len(nest)], out.Len()+1)
 		case c == ')' || c == ']' || c == '}':
 			if len(nest) == 0 || nest[len(nest)-1] != c {
 				return fmt.Errorf("%q in this %s closes nothing", c, what)
 			}
-			if len(splits) > 0 && splits[len(splits)-1] == len(nest) {
-				splits = splits[:len(splits)-1]
+			if n := len(calls) - 1; n >= 0 && calls[n].depth == len(nest) {
+				calls = calls[:n]
 			}
 			nest = nest[:len(nest)-1]
 			if last == '}' {
@@ -226,8 +242,10 @@ func (r *rewriter) tag(at, pos int, kind byte) error {
 			}
 		case c == '%' && (last == '\'' || last == '"'):
 			return fmt.Errorf("formatting with the operator %% is not supported")
-		case c == ',' && len(splits) > 0 && splits[len(splits)-1] == len(nest):
-			return fmt.Errorf("split with a limit is not supported")
+		case c == ',' && len(calls) > 0 && calls[len(calls)-1].depth == len(nest):
+			n := len(calls) - 1
+			calls[n].rewrite(&out) // a limit, which the library overlooks
+			calls = calls[:n]
 		case strings.IndexByte(" \t\n\v\f\r", c) >= 0:
 			if c != '\n' {
 				c = ' '
@@ -245,6 +263,28 @@ func (r *rewriter) tag(at, pos int, kind byte) error {
 	return fmt.Errorf("the %s that begins here is not closed with %s", what, end)
 }
 
+// A methodCall is a call of a method of texts: where in the tag the text, the point
+// after it and the arguments begin, and how deep in brackets these are.
+type methodCall struct {
+	depth, on, dot, args int
+	word                 string
+}
+
+// methods are those that the library has only in part: it overlooks the limit of
+// a split, and several texts to begin or end with.
+var methods = map[string]bool{"split": true, "rsplit": true, "startswith": true, "endswith": true}
+
+// rewrite makes the call, of which some arguments are written, one of a function
+// of ours.
+func (m methodCall) rewrite(out *strings.Builder) {
+	all := out.String()
+	out.Reset()
+	out.WriteString(all[:m.on] + "_" + m.word + "(" + all[m.on:m.dot] + ", " + all[m.args:])
+}
+
+// operators are the words after which a bracket begins an operand.
+var operators = map[string]bool{"in": true, "not": true, "and": true, "or": true, "if": true, "elif": true, "else": true, "is": true}
+
 func isWord(c byte) bool {
 	return c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
@@ -260,17 +300,63 @@ var shapes = []struct {
 	{"filter", "the name of one filter without arguments", regexp.MustCompile(`^filter\s+[A-Za-z_]\w*$`)},
 }
 
-func checkTag(body string, kind byte) error {
-	body = strings.TrimSpace(body)
-	if body == "" {
-		return fmt.Errorf("an empty tag")
+// checkTag gives the tag's content, which may need several tags: n makes a name
+// that no other has.
+func checkTag(body string, kind byte, n int) ([]string, error) {
+	trimmed := strings.TrimSpace(body)
+	if trimmed == "" {
+		return nil, fmt.Errorf("an empty tag")
+	}
+	if m := unpacking.FindStringSubmatch(trimmed); kind == '%' && m != nil {
+		value := m[2]
+		if topLevelComma(value) {
+			value = "[" + value + "]"
+		}
+		all := fmt.Sprintf("_unpack%d", n)
+		bodies := []string{"set " + all + " = " + value}
+		for i, name := range strings.Split(m[1], ",") {
+			bodies = append(bodies, fmt.Sprintf("set %s = %s[%d]", strings.TrimSpace(name), all, i))
+		}
+		return bodies, nil
 	}
 	for _, s := range shapes {
-		if kind == '%' && statement.FindString(body) == s.word && !s.is.MatchString(body) {
-			return fmt.Errorf("%s here takes %s: %q", s.word, s.says, body)
+		if kind == '%' && statement.FindString(trimmed) == s.word && !s.is.MatchString(trimmed) {
+			return nil, fmt.Errorf("%s here takes %s: %q", s.word, s.says, trimmed)
 		}
 	}
-	return nil
+	return []string{body}, nil
+}
+
+// unpacking is a set of several names.
+var unpacking = regexp.MustCompile(`^set\s+([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)+)\s*=((?s:[^=].*))$`)
+
+// topLevelComma says whether an expression is a list without brackets.
+func topLevelComma(s string) bool {
+	nest := 0
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '\'' || c == '"':
+			i = endOfLiteral(s, i)
+		case strings.IndexByte("([{", c) >= 0:
+			nest++
+		case strings.IndexByte(")]}", c) >= 0:
+			nest--
+		case c == ',' && nest == 0:
+			return true
+		}
+	}
+	return false
+}
+
+// endOfLiteral is where the quoted text that begins at i ends.
+func endOfLiteral(s string, i int) int {
+	quote := s[i]
+	for i++; i < len(s) && s[i] != quote; i++ {
+		if s[i] == '\\' {
+			i++
+		}
+	}
+	return i
 }
 
 // literal rewrites the quoted text that s begins with, in escapes that the
@@ -457,11 +543,7 @@ func topLevel(s, word string) int {
 	for i := 0; i < len(s); i++ {
 		switch c := s[i]; {
 		case c == '\'' || c == '"':
-			for i++; i < len(s) && s[i] != c; i++ {
-				if s[i] == '\\' {
-					i++
-				}
-			}
+			i = endOfLiteral(s, i)
 		case strings.IndexByte("([{", c) >= 0:
 			nest++
 		case strings.IndexByte(")]}", c) >= 0:
