@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -96,6 +97,8 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	n := m.set.IntP("tokens", "n", 128, "most tokens to generate; -1: until the context is full")
 	trace := m.set.String("trace", "", "write what the routers choose to this file, for replay")
 	asChat := m.set.Bool("chat", false, "put the text as a user's message into the model's chat template")
+	messages := m.set.String("messages", "", "render this JSON list of messages by the model's chat template, in place of a text; - for standard input")
+	tools := m.set.String("tools", "", "a JSON list of the tools that a chat may call")
 	sampling := newSamplingFlags(m)
 	if err := m.parse(args); err != nil {
 		return err
@@ -113,9 +116,15 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	if *n < -1 {
 		return usagef("-n %d: use 0 or more tokens, or -1 until the context is full", *n)
 	}
-	text, err := promptText(ctx, m, s, *prompt, *file)
+	talk, err := readConversation(ctx, m, s, *asChat, *messages, *tools)
 	if err != nil {
 		return err
+	}
+	text := ""
+	if talk == nil || talk.messages == nil {
+		if text, err = promptText(ctx, m, s, *prompt, *file); err != nil {
+			return err
+		}
 	}
 
 	p, err := engine.Prepare(o)
@@ -134,11 +143,11 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 		return err
 	}
 	p.Settings.Set(engine.Setting{Name: "tokens", Value: *n, Origin: givenOr(m, "tokens")})
-	p.Settings.Set(engine.Setting{Name: "chat", Value: *asChat, Origin: givenOr(m, "chat")})
+	p.Settings.Set(engine.Setting{Name: "chat", Value: talk != nil, Origin: givenOr(m, "chat")})
 	if *m.printConfig {
 		return printConfig(s.out, p.Settings, *m.json)
 	}
-	ids, err := encodePrompt(ctx, p, text, *asChat)
+	ids, err := encodePrompt(ctx, p, text, talk)
 	if err != nil {
 		return err
 	}
@@ -196,16 +205,60 @@ func promptText(ctx context.Context, m *modelFlags, s streams, prompt, file stri
 	return "", usagef("no text to continue: give one with -p TEXT or -f FILE")
 }
 
-// encodePrompt turns the text into ids that fit into the context.
-func encodePrompt(ctx context.Context, p *engine.Plan, text string, asChat bool) ([]int32, error) {
-	if asChat {
-		var err error
-		if text, err = chatText(ctx, p, text); err != nil {
-			return nil, err
+// A conversation is what --chat, --messages and --tools give to a chat template.
+type conversation struct {
+	messages []chat.Message    // nil: the text of -p or -f is the only one
+	tools    []json.RawMessage // nil: none
+}
+
+// readConversation is what the flags give; nil if the text is no chat.
+func readConversation(ctx context.Context, m *modelFlags, s streams, asChat bool, messages, tools string) (*conversation, error) {
+	switch {
+	case messages != "" && (m.set.Changed("prompt") || m.set.Changed("file")):
+		return nil, usagef("--messages is the whole conversation: leave out -p and -f")
+	case messages == "" && !asChat && tools != "":
+		return nil, usagef("--tools is for a chat: use it with --chat or --messages")
+	case messages == "" && !asChat:
+		return nil, nil
+	case *m.printConfig:
+		return &conversation{}, nil
+	case messages == "-" && tools == "-":
+		return nil, usagef("--messages and --tools cannot both be standard input")
+	}
+	var c conversation
+	if messages != "" {
+		b, err := readFile(ctx, s, messages)
+		if err == nil {
+			c.messages, err = chat.ReadMessages(b)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--messages: %w", err)
+		}
+		if len(c.messages) == 0 {
+			return nil, usagef("--messages: the list is empty: there is nothing to answer")
 		}
 	}
+	if tools != "" {
+		b, err := readFile(ctx, s, tools)
+		if err == nil {
+			c.tools, err = chat.ReadTools(b)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--tools: %w", err)
+		}
+	}
+	return &c, nil
+}
+
+// encodePrompt turns the text, or the conversation, into ids that fit into the
+// context.
+func encodePrompt(ctx context.Context, p *engine.Plan, text string, talk *conversation) ([]int32, error) {
 	encode := p.Tokens.EncodePrompt
-	if asChat {
+	if talk != nil {
+		var err error
+		if text, err = chatText(ctx, p, text, talk); err != nil {
+			return nil, err
+		}
 		encode = p.Tokens.EncodeChat
 	}
 	ids, err := encode(text)
@@ -224,14 +277,15 @@ func encodePrompt(ctx context.Context, p *engine.Plan, text string, asChat bool)
 // one that loops for hours is no template.
 const renderTime = 10 * time.Second
 
-// chatText renders a user's message by the template of the file.
-func chatText(ctx context.Context, p *engine.Plan, text string) (string, error) {
-	source, ok := p.File.Meta.String("tokenizer.chat_template")
-	if err := p.File.Meta.Err(); err != nil {
+// chatText renders the conversation, or a user's message, by the template of the
+// model.
+func chatText(ctx context.Context, p *engine.Plan, text string, talk *conversation) (string, error) {
+	source, err := chat.Find(p.File.Meta.String, talk.tools != nil)
+	if err := cmp.Or(p.File.Meta.Err(), err); err != nil {
 		return "", err
 	}
-	if !ok {
-		return "", fmt.Errorf("--chat: the model file has no chat template (tokenizer.chat_template): run it without --chat, on text in the model's own format")
+	if source == "" && !p.File.Meta.Has("tokenizer.chat_template") {
+		return "", fmt.Errorf("--chat: the model has no chat template (tokenizer.chat_template of a GGUF file, chat_template.jinja or tokenizer_config.json beside others): run it without --chat, on text in the model's own format")
 	}
 	t, err := chat.Parse(source)
 	if err != nil {
@@ -246,8 +300,12 @@ func chatText(ctx context.Context, p *engine.Plan, text string) (string, error) 
 	}
 	done := make(chan result, 1)
 	go func() {
-		text, err := t.Render([]chat.Message{{Role: "user", Content: text}}, chat.Options{
-			BOS: p.Tokens.Text(bos), EOS: p.Tokens.Text(p.Tokens.EOS()), AddGenerationPrompt: true,
+		messages := talk.messages
+		if messages == nil {
+			messages = []chat.Message{{Role: "user", Content: text}}
+		}
+		text, err := t.Render(messages, chat.Options{
+			BOS: p.Tokens.Text(bos), EOS: p.Tokens.Text(p.Tokens.EOS()), AddGenerationPrompt: true, Tools: talk.tools,
 		})
 		done <- result{text, err}
 	}()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -254,8 +255,49 @@ func TestChat(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("the prompt is %v, want %v", got, want)
 	}
+	// A whole conversation, and tools.
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	talk := file("talk.json", `[{"role": "user", "content": "hello"}, {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}]}, {"role": "tool", "content": "4"}]`)
+	offered := file("tools.json", `[{"type": "function", "function": {"name": "f"}}]`)
+	m = template("{% for t in tools or [] %}({{ t.function.name }}){% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content or m.tool_calls[0].function.name }}{% endfor %}")
+	for _, c := range []struct {
+		flags []string
+		want  string
+	}{
+		{[]string{"--messages", talk}, "<user>hello<assistant>f<tool>4"},
+		{[]string{"--messages", talk, "--tools", offered, "--chat"}, "(f)<user>hello<assistant>f<tool>4"},
+		{[]string{"-p", "hi", "--chat", "--tools", offered}, "(f)<user>hi"},
+	} {
+		got := texts(t, mustRun(t, append([]string{"run", m, "-n", "1", "--json"}, c.flags...)...).object(t), "prompt_ids")
+		want := texts(t, mustRun(t, "run", m, "-p", c.want, "-n", "1", "--json").object(t), "prompt_ids")
+		if !slices.Equal(got, want) {
+			t.Errorf("%v: the prompt is %v, want %v", c.flags, got, want)
+		}
+	}
+	for _, c := range []struct {
+		flags []string
+		exit  int
+		want  string
+	}{
+		{[]string{"--messages", talk, "-p", "a"}, exitUsage, "leave out -p and -f"},
+		{[]string{"-p", "a", "--tools", offered}, exitUsage, "--tools is for a chat"},
+		{[]string{"--messages", "-", "--tools", "-"}, exitUsage, "cannot both be standard input"},
+		{[]string{"--messages", file("none.json", "[]")}, exitUsage, "the list is empty"},
+		{[]string{"--messages", filepath.Join(dir, "missing")}, exitError, "--messages: "},
+		{[]string{"--messages", file("bad.json", "{}")}, exitError, "--messages: chat: the messages are no JSON list"},
+		{[]string{"--messages", talk, "--tools", file("bad2.json", "[1]")}, exitError, "--tools: chat: tool 0 is no JSON object"},
+	} {
+		sluice("", append([]string{"run", m}, c.flags...)...).wants(t, c.exit, "sluice run: ", c.want)
+	}
 	for _, c := range []struct{ name, model, want string }{
-		{"none", tinyGLM4, "--chat: the model file has no chat template (tokenizer.chat_template): run it without --chat"},
+		{"none", tinyGLM4, "--chat: the model has no chat template (tokenizer.chat_template of a GGUF file"},
 		{"cannot be parsed", template("hello\n{% for m in messages %}{{ m.content }}"), "chat: the template cannot be parsed: "},
 		{"unknown tag", template("{% frobnicate %}"), "chat: the template cannot be parsed: "},
 		{"refuses", template("{{ raise_exception('only in Latin') }}"), "chat: the template refuses these messages: only in Latin"},

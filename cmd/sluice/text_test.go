@@ -123,7 +123,7 @@ func TestEndlessTemplate(t *testing.T) {
 	if p.Tokens, err = engine.Tokenizer(file); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := chatText(ctx, p, "hi"); !errors.Is(err, context.Canceled) {
+	if _, err := chatText(ctx, p, "hi", &conversation{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }

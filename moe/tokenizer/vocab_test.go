@@ -179,7 +179,18 @@ func TestModelOracles(t *testing.T) {
 		t.Fatal("no oracles: ", err)
 	}
 	for _, path := range files {
-		name := filepath.Base(filepath.Dir(path))
+		dir := filepath.Dir(path)
+		name := filepath.Base(dir)
+		t.Run(name+" tokenizer.json", func(t *testing.T) {
+			var h HF
+			for file, to := range map[string]*[]byte{"tokenizer.json": &h.Tokenizer, "tokenizer_config.json": &h.TokenizerConfig,
+				"config.json": &h.Config, "generation_config.json": &h.GenerationConfig} {
+				*to = must(os.ReadFile(filepath.Join(dir, file)))
+			}
+			var o oracle
+			read(t, path, &o)
+			check(t, must(NewHF(h)), o, false)
+		})
 		gguf := shared(t, "oracles", "gguf", name+".gguf")
 		if _, err := os.Stat(gguf); err != nil {
 			continue // a family without a GGUF
