@@ -118,3 +118,42 @@ func TestColibriStamps(t *testing.T) {
 		t.Errorf("an array of stamps: %v", err)
 	}
 }
+
+// Whatever config.json, sizes and stamps say, a pair is refused in words, or what
+// is woven of it lies within its bytes and fills its rows.
+func FuzzColibri(f *testing.F) {
+	f.Add("model.layers.0.self_attn.q_proj.weight", int64(64), int64(2), int64(32), int64(64*64), int64(64), "")
+	f.Add("model.layers.3.mlp.experts.7.down_proj.weight", int64(64), int64(2), int64(96), int64(64*48), int64(64*2), "int4-grouped")
+	f.Add("lm_head.weight", int64(192), int64(1), int64(100), int64(100*72), int64(300), "int3-g64")
+	f.Add("model.layers.9.eh_proj.weight", int64(128), int64(1), int64(1), int64(128*256), int64(2), "fp8-e4m3-b128")
+	f.Fuzz(func(t *testing.T, name string, dim, heads, other, codes, scales int64, stamp string) {
+		if codes < 1 || codes > 1<<20 || scales < 0 || scales > 1<<18 || name+".qs" == name {
+			return
+		}
+		meta := newMeta("config.json")
+		for _, key := range []string{"moe_intermediate_size", "intermediate_size", "vocab_size", "head_dim", "q_lora_rank", "n_shared_experts"} {
+			meta.add(KV{configPrefix + key, other}, -1)
+		}
+		meta.add(KV{configPrefix + "hidden_size", dim}, -1)
+		meta.add(KV{configPrefix + "num_attention_heads", heads}, -1)
+		m := &Model{Format: "safetensors", Meta: meta, Files: []File{{Path: "x", Size: codes + 4*scales}}, byName: map[string]int{}}
+		c := composer{m: m, fmts: map[string]string{name: stamp}, used: map[string]bool{}}
+		pair := [2]rawTensor{}
+		pair[0].Name, pair[0].DType, pair[0].Shape, pair[0].Bytes = name, "U8", []int64{codes}, codes
+		pair[1].Name, pair[1].DType, pair[1].Shape, pair[1].Bytes, pair[1].Off = name+".qs", "F32", []int64{scales}, 4*scales, codes
+		if err := c.colibri(pair[0], pair[1]); err != nil {
+			if !strings.Contains(err.Error(), "tensor ") {
+				t.Fatal(err)
+			}
+			return
+		}
+		x := c.out[0]
+		if x.form == nil {
+			return
+		}
+		if x.Bytes > 1<<24 {
+			t.Fatalf("%d bytes of codes become %d", codes, x.Bytes)
+		}
+		x.form.share(make([]byte, x.Bytes), make([]byte, codes), make([]byte, 4*scales))
+	})
+}
