@@ -50,6 +50,9 @@ type state struct {
 	trace *tiers.TraceWriter // nil: nobody wants one
 	kv    backends.KV
 	delta backends.Delta // nil: the family has none
+	index backends.KV    // of indexers; nil: there are none
+	keys  backends.Keys  // that the last of them chose
+	how   backends.Attention
 	held  held
 	pos   int // of the batch's first position
 	clock clock
@@ -166,6 +169,14 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 			return err
 		}
 	}
+	if index := spec.IndexKV(cfg); index.Layers > 0 {
+		if s.index, err = be.NewKV(index); err != nil {
+			return err
+		}
+		if s.keys, err = be.NewKeys(n, spec.chosenKeys(cfg)); err != nil {
+			return err
+		}
+	}
 	s.hostScores = make([]float32, n*spec.Experts)
 	s.ids, s.weights = make([]int32, n*spec.TopK), make([]float32, n*spec.TopK)
 	s.guess.hostScores = make([]float32, spec.Experts)
@@ -197,6 +208,21 @@ func (s *Spec) KV(cfg Config) backends.KVShape {
 // gated delta net layers.
 func (s *Spec) StateBytes() int64 { return s.delta.Bytes() }
 
+// IndexKV is the shape of the cache of keys by which indexers choose what
+// queries see; without layers there is none.
+func (s *Spec) IndexKV(cfg Config) backends.KVShape {
+	kv := s.index
+	if kv.Layers == 0 {
+		return kv
+	}
+	kv.Positions, kv.Type = cfg.Ctx, cfg.KV
+	kv.Layers += cfg.Drafts
+	return kv
+}
+
+// chosenKeys is how many keys a position may see of those that indexers choose.
+func (s *Spec) chosenKeys(cfg Config) int { return min(s.chosen, cfg.Ctx) }
+
 // ScratchBytes is what the vectors of a forward pass take under a config, the
 // backend's own for the widest step included, near enough to plan by.
 func (s *Spec) ScratchBytes(cfg Config) int64 {
@@ -209,6 +235,10 @@ func (s *Spec) ScratchBytes(cfg Config) int64 {
 	if cfg.Drafts > 0 {
 		perPosition += 5 * s.Hidden
 		widestVector = max(widestVector, 2*s.Hidden)
+	}
+	perPosition += s.headInput
+	if s.chosen > 0 {
+		perPosition += s.chosenKeys(cfg) + 1
 	}
 	widest := max(s.FF, s.TopK*s.ExpertFF, s.SharedFF)
 	quantized := 2 * max(widestVector, widest)          // codes, scales and sums for both block sizes, in bytes

@@ -34,6 +34,7 @@ type Spec struct {
 	Kinds         [][3]backends.Matrix // of Roles: gate, up and down of an expert, types and shapes alone
 	NextnDense    []tiers.Tensor       // what drafting layers add to Dense
 	NextnRoles    []tiers.ExpertLayer  // the same for drafting layers
+	MadeBytes     int64                // what tensors that are not used as they are become
 	NextnErr      error                // why drafting layers cannot be run; nil: they can, if there are any
 
 	file    *tiers.Model
@@ -47,6 +48,10 @@ type Spec struct {
 	deltaAt      deltaVectors
 	deltaOne     bool // one projection makes the inputs and the gates of a gated delta net
 	deltaOneRate bool // one makes its rates
+
+	index     backends.KVShape // of the indexers' cache, as cache; no layers: there is none
+	chosen    int              // keys that a position sees at most, of those that indexers choose; 0: all
+	headInput int              // floats of a position that MatMulHeads takes at most
 
 	drafting bool // the drafting layers are opened too
 
@@ -95,8 +100,11 @@ type layers interface {
 // families are the pages, by the architecture that a file names.
 func families() []family {
 	return []family{
+		{arch: "deepseek2", hf: []string{"deepseek_v2", "deepseek_v3", "kimi_k2"}, hfNames: deepseekNaming(), open: openDeepSeek2},
+		{arch: "deepseek32", hf: []string{"deepseek_v32"}, hfNames: deepseekNaming(), open: openDeepSeek32},
 		{arch: "dots1", hf: []string{"dots1"}, open: openDots1},
 		{arch: "ernie4_5-moe", hf: []string{"ernie4_5_moe"}, hfNames: ernieNaming(), open: openErnie},
+		{arch: "glm-dsa", hf: []string{"glm_moe_dsa"}, hfNames: deepseekNaming(), open: openGLMDSA},
 		{arch: "glm4moe", hf: []string{"glm4_moe"}, open: openGLM4},
 		{arch: "gpt-oss", hf: []string{"gpt_oss"}, hfNames: gptOSSNaming(), open: openGPTOSS},
 		{arch: "granitemoe", hf: []string{"granitemoe", "granitemoeshared"}, hfNames: graniteNaming(), open: openGranite},
@@ -206,7 +214,7 @@ func open(l *loader, s *Spec, positions int) weights {
 	s.Hidden = l.need("embedding_length", maxDim)
 	s.Ctx = l.need("context_length", maxCtx)
 	s.Vocab = vocabulary(l)
-	s.Roles, s.Kinds, s.vectors = nil, nil, nil
+	s.Roles, s.Kinds, s.vectors, s.MadeBytes = nil, nil, nil, 0
 	s.embedScale, s.logitScale = 1, 1
 	var w weights
 	w.eps = l.epsilon()

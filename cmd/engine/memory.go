@@ -83,9 +83,16 @@ func (p *Plan) memory(o Options) error {
 
 	// The tokenizer and the tables of the Go heap come on top of what is resident
 	// now; they are measured when all is loaded.
-	kv := p.Spec.KV(p.Config)
+	kv, index := p.Spec.KV(p.Config), p.Spec.IndexKV(p.Config)
 	scratch := p.Spec.ScratchBytes(p.Config) + cpu.AttendScratch(kv, p.Threads)
-	plan := tiers.Plan{TopK: p.Spec.TopK, Fixed: base + p.dense + kv.Bytes() + p.Spec.StateBytes() + scratch, Available: budget, Cap: o.Cap}
+	if index.Layers > 0 {
+		scratch += cpu.IndexScratch(index, p.Threads)
+	}
+	dense, cache := p.dense+p.Spec.MadeBytes, kv.Bytes()+index.Bytes()+p.Spec.StateBytes()
+	if p.Spec.MadeBytes > 0 {
+		p.Notices = append(p.Notices, fmt.Sprintf("the file keeps attn_kv_b in one matrix a layer: its half that makes keys takes %s more, as it is needed here (GGUF files of newer converters have attn_k_b and attn_v_b instead)", tiers.GB(p.Spec.MadeBytes)))
+	}
+	plan := tiers.Plan{TopK: p.Spec.TopK, Fixed: base + dense + cache + scratch, Available: budget, Cap: o.Cap}
 	if p.Prefetch != tiers.PrefetchOff {
 		plan.Ahead = p.Spec.TopK
 	}
@@ -114,7 +121,7 @@ func (p *Plan) memory(o Options) error {
 	for _, g := range []struct {
 		purpose tiers.Purpose
 		bytes   int64
-	}{{tiers.Base, base}, {tiers.Dense, p.dense}, {tiers.KV, kv.Bytes() + p.Spec.StateBytes()}, {tiers.Scratch, scratch}} {
+	}{{tiers.Base, base}, {tiers.Dense, dense}, {tiers.KV, cache}, {tiers.Scratch, scratch}} {
 		if err := p.Ledger.Grant(g.purpose, g.bytes); err != nil {
 			return err
 		}
