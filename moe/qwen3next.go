@@ -56,6 +56,9 @@ func openDelta(l *loader, spec *Spec, positions int, tiled bool) layers {
 	spec.SharedExperts = 1
 	spec.SharedFF = l.need("expert_shared_feed_forward_length", maxDim)
 	eps, norm, rope := l.epsilon(), l.bool("expert_weights_norm", true), spec.rope(l, positions)
+	if f := l.positive("expert_weights_scale", 1, 0x1p40); f != 1 {
+		l.fail("weights of experts are scaled by %v: this family takes them as they are", f)
+	}
 	both, gate := spec.gatedVectors()
 	shared := spec.vector(1)
 	m := &qwen3Next{}

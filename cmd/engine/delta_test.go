@@ -123,6 +123,7 @@ func TestDeltaRefusals(t *testing.T) {
 		{"one tap", map[string]any{"qwen35moe.ssm.conv_kernel": uint32(1)}, "taps at least 2"},
 		{"other taps", map[string]any{"qwen35moe.ssm.conv_kernel": uint32(3)}, "blk.0.ssm_conv1d.weight has dims [4 128], want [3 128]"},
 		{"no width of the shared expert", map[string]any{"qwen35moe.expert_shared_feed_forward_length": uint32(0)}, "expert_shared_feed_forward_length"},
+		{"scaled experts", map[string]any{"qwen35moe.expert_weights_scale": float32(2.5)}, "scaled by 2.5"},
 		{"too many heads", map[string]any{"qwen35moe.ssm.group_count": uint32(1 << 30)}, "ssm.group_count is 1073741824"},
 	} {
 		_, err := Prepare(Options{Path: rewrite(t, next35, change{meta: c.meta})})
