@@ -203,12 +203,18 @@ func hfDirectory(t *testing.T, matrix encoding, plain, fused bool) string {
 			all = append(all[:first], gu, down)
 		}
 	}
-	dir := t.TempDir()
 	config, _ := json.Marshal(map[string]any{
 		"model_type": "qwen3_moe", "num_hidden_layers": layers, "hidden_size": dim, "max_position_embeddings": 128, "num_attention_heads": heads,
 		"num_key_value_heads": kvHeads, "head_dim": headDim, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "num_experts": experts,
 		"num_experts_per_tok": experts, "moe_intermediate_size": ff, "norm_topk_prob": true, "vocab_size": vocab,
 	})
+	return writeHF(t, config, all)
+}
+
+// writeHF makes a directory of a config.json and one file of tensors.
+func writeHF(t *testing.T, config []byte, all []raw) string {
+	t.Helper()
+	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), config, 0o666); err != nil {
 		t.Fatal(err)
 	}
@@ -286,6 +292,64 @@ func TestHFEncodings(t *testing.T) {
 				same(t, fmt.Sprintf("%s, case %d, %s", tt.name, i, options(o)), again, got)
 			}
 		})
+	}
+}
+
+// gpt-oss as it is published, its experts in blocks of MXFP4 with gate and up by
+// turns, against the numbers of those blocks as BF16 in the transposed stacks that
+// the oracle has. The blocks are the test's own: no outside oracle.
+func TestGPTOSSBlocks(t *testing.T) {
+	from, err := safetensors.Open(shared(t, "oracles/hf/gpt_oss/model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	var config map[string]any
+	readJSON(t, shared(t, "oracles/hf/gpt_oss/config.json"), &config)
+	config["num_experts_per_tok"] = config["num_local_experts"] // no near tie of a router falls the other way
+	text, _ := json.Marshal(config)
+	var blocks, floats []raw
+	for _, x := range from.Tensors() {
+		v, err := from.Floats(x.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shape := []int64{1, 1, 1}
+		copy(shape[3-len(x.Shape):], x.Shape)
+		plain, _ := asFloats(x.DType)(x.Name, 1, len(v), v)
+		plain[0].shape = x.Shape
+		if n, in, out := int(shape[0]), int(shape[1]), int(shape[2]); len(x.Shape) == 3 {
+			turn := func(v []float32, rows, cols int) []float32 {
+				y := make([]float32, len(v))
+				for i := range v {
+					e, r, c := i/(rows*cols), i/cols%rows, i%cols
+					y[e*rows*cols+c*rows+r] = v[i]
+				}
+				return y
+			}
+			packed, values := asMXFP4(x.Name, n*out, in, turn(v, in, out))
+			packed[0].name, packed[0].shape = x.Name+"_blocks", []int64{int64(n), int64(out), int64(in / 32), 16}
+			packed[1].name, packed[1].shape = x.Name+"_scales", []int64{int64(n), int64(out), int64(in / 32)}
+			blocks = append(blocks, packed...)
+			plain, _ = asFloats(safetensors.BF16)(x.Name, 1, len(v), turn(values, out, in)) // E2M1 times a power of two: exact
+			plain[0].shape = x.Shape
+			floats = append(floats, plain...)
+			continue
+		}
+		blocks, floats = append(blocks, plain...), append(floats, plain...)
+	}
+	var logits [2][]float32
+	for i, all := range [][]raw{floats, blocks} {
+		e := open(t, Options{Path: writeHF(t, text, all), KV: backends.KVF32, NoText: true, Cap: 3})
+		if x, _ := e.File.Tensor(e.Spec.Roles[0].Parts[1]); x.Type != [2]quant.Type{quant.BF16, quant.MXFP4}[i] {
+			t.Errorf("experts of %v", x.Type)
+		}
+		logits[i], _ = allLogits(t, e, []int32{5, 17, 3, 90, 41, 41, 8, 66, 2, 29, 77, 13})
+	}
+	apart := distance(logits[1], logits[0]) / largest(logits[0])
+	t.Logf("within %.3g of the largest logit", apart)
+	if apart > 0.03 {
+		t.Errorf("logits differ by %.3g of the largest", apart)
 	}
 }
 
