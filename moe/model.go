@@ -208,6 +208,15 @@ func (s *Spec) KV(cfg Config) backends.KVShape {
 // gated delta net layers.
 func (s *Spec) StateBytes() int64 { return s.delta.Bytes() }
 
+// Made is what opening makes of resident tensors that are not used as they are,
+// beside their own bytes.
+func (s *Spec) Made(cfg Config) int64 {
+	if cfg.Drafts > 0 {
+		return s.MadeBytes + s.nextnMade
+	}
+	return s.MadeBytes
+}
+
 // IndexKV is the shape of the cache of keys by which indexers choose what
 // queries see; without layers there is none.
 func (s *Spec) IndexKV(cfg Config) backends.KVShape {

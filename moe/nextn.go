@@ -65,6 +65,7 @@ func (s *Spec) describeNextn() {
 		s.NextnErr = fmt.Errorf("moe: drafting layers of the architecture %q are not supported", s.Arch)
 	default:
 		s.NextnDense = l.dense[len(s.Dense):]
+		s.nextnMade = with.MadeBytes - s.MadeBytes
 	}
 }
 

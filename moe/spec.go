@@ -34,7 +34,7 @@ type Spec struct {
 	Kinds         [][3]backends.Matrix // of Roles: gate, up and down of an expert, types and shapes alone
 	NextnDense    []tiers.Tensor       // what drafting layers add to Dense
 	NextnRoles    []tiers.ExpertLayer  // the same for drafting layers
-	MadeBytes     int64                // what tensors that are not used as they are become
+	MadeBytes     int64                // what tensors of decoding become that are not used as they are: see Made
 	NextnErr      error                // why drafting layers cannot be run; nil: they can, if there are any
 
 	file    *tiers.Model
@@ -52,6 +52,8 @@ type Spec struct {
 	index     backends.KVShape // of the indexers' cache, as cache; no layers: there is none
 	chosen    int              // keys that a position sees at most, of those that indexers choose; 0: all
 	headInput int              // floats of a position that MatMulHeads takes at most
+
+	nextnMade int64 // MadeBytes of drafting layers
 
 	drafting bool // the drafting layers are opened too
 

@@ -88,9 +88,10 @@ func (p *Plan) memory(o Options) error {
 	if index.Layers > 0 {
 		scratch += cpu.IndexScratch(index, p.Threads)
 	}
-	dense, cache := p.dense+p.Spec.MadeBytes, kv.Bytes()+index.Bytes()+p.Spec.StateBytes()
-	if p.Spec.MadeBytes > 0 {
-		p.Notices = append(p.Notices, fmt.Sprintf("the file keeps attn_kv_b in one matrix a layer: its half that makes keys takes %s more, as it is needed here (GGUF files of newer converters have attn_k_b and attn_v_b instead)", tiers.GB(p.Spec.MadeBytes)))
+	made := p.Spec.Made(p.Config)
+	dense, cache := p.dense+made, kv.Bytes()+index.Bytes()+p.Spec.StateBytes()
+	if made > 0 {
+		p.Notices = append(p.Notices, fmt.Sprintf("the file keeps attn_kv_b in one matrix a layer: its half that makes keys takes %s more, as it is needed here (GGUF files of newer converters have attn_k_b and attn_v_b instead)", tiers.GB(made)))
 	}
 	plan := tiers.Plan{TopK: p.Spec.TopK, Fixed: base + dense + cache + scratch, Available: budget, Cap: o.Cap}
 	if p.Prefetch != tiers.PrefetchOff {

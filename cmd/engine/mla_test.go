@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -81,6 +82,53 @@ func TestSplitLayout(t *testing.T) {
 				t.Errorf("the cosine of all logits is %v", c)
 			}
 		})
+	}
+}
+
+// As DeepSeek-V3 is published: matrices of FP8 with a scale for each 128 x 128,
+// the one that makes keys and values among them. Every bit is that of the same
+// numbers in F32.
+func TestLatentFP8(t *testing.T) {
+	from := shared(t, "oracles/hf/deepseek_v32")
+	as8, as32 := blobsOf(t, from), blobsOf(t, from)
+	coded := 0
+	for name, x := range as8 {
+		stem, ok := strings.CutSuffix(name, "_proj.weight")
+		for _, more := range []string{"_proj_with_mqa.weight", ".wk.weight", ".wq_b.weight"} {
+			ok = ok || strings.HasSuffix(name, more)
+		}
+		if !ok || len(x.shape) != 2 || strings.HasSuffix(stem, ".weights") {
+			continue
+		}
+		coded++
+		const scale = 0x1p-9
+		code, value := make([]byte, len(x.data)/2), make([]byte, 2*len(x.data))
+		for i := range code {
+			w := math.Float32frombits(uint32(x.data[2*i])<<16 | uint32(x.data[2*i+1])<<24)
+			c, v := nearestE4M3(w / scale)
+			code[i] = c
+			binary.LittleEndian.PutUint32(value[4*i:], math.Float32bits(v*scale))
+		}
+		scales := make([]byte, 4*((x.shape[0]+127)/128)*((x.shape[1]+127)/128))
+		for i := 0; i < len(scales); i += 4 {
+			binary.LittleEndian.PutUint32(scales[i:], math.Float32bits(scale))
+		}
+		as8[name] = blob{"F8_E4M3", x.shape, code}
+		as8[name+"_scale_inv"] = blob{"F32", []int64{(x.shape[0] + 127) / 128, (x.shape[1] + 127) / 128}, scales}
+		as32[name] = blob{"F32", x.shape, value}
+	}
+	ids := openOracle(t, from+"/oracle.safetensors").ints("input_ids")
+	run := func(all map[string]blob) ([]float32, *Engine) {
+		e := open(t, Options{Path: writeBlobs(t, from, all, "model.safetensors"), KV: backends.KVF32, NoText: true})
+		logits, _ := allLogits(t, e, ids)
+		return logits, e
+	}
+	got, e := run(as8)
+	want, _ := run(as32)
+	same(t, "logits", got, want)
+	i := slices.IndexFunc(e.Spec.Dense, func(x tiers.Tensor) bool { return strings.Contains(x.Name, "kv_b_proj") })
+	if coded < 100 || i < 0 || e.Spec.Dense[i].Type != quant.F8_128 {
+		t.Errorf("%d tensors are coded; %+v", coded, e.Spec.Dense)
 	}
 }
 

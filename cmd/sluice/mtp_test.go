@@ -15,9 +15,16 @@ const tinyMTP = "../engine/testdata/glm4_moe_mtp.gguf"
 // TestMTPOracle: the drafting layer says what its reference says of the hidden
 // states, and of its own in their place.
 func TestMTPOracle(t *testing.T) {
+	t.Run("glm4_moe", func(t *testing.T) { checkMTP(t, tinyMTP, "../engine/testdata/glm4_moe_mtp.oracle.safetensors") })
+	t.Run("deepseek_v3", func(t *testing.T) { // whose GGUF file has no drafting layer
+		dir := shared(t, "oracles/hf/deepseek_v3_mtp")
+		checkMTP(t, dir, dir+"/oracle.safetensors")
+	})
+}
+
+func checkMTP(t *testing.T, model, expected string) {
 	const tolerance = 1e-5 // of the largest logit; 1e-4 is asked for
-	oracle := openTensors(t, "../engine/testdata/glm4_moe_mtp.oracle.safetensors")
-	model := tinyMTP
+	oracle := openTensors(t, expected)
 	ids, err := oracle.Ints("input_ids")
 	if err != nil {
 		t.Fatal(err)
