@@ -105,11 +105,17 @@ func TestHFDescribeRefuses(t *testing.T) {
 	}{
 		{"an expert in the middle", func(_ map[string]any, s map[string][]int64) { delete(s, "model.layers.1.mlp.experts.2.up_proj.weight") },
 			"expert 2 of 4 is missing: the file has no tensor model.layers.1.mlp.experts.2.up_proj.weight"},
-		{"the last expert", func(_ map[string]any, s map[string][]int64) { delete(s, "model.layers.0.mlp.experts.3.gate_proj.weight") },
+		{"the last expert", func(_ map[string]any, s map[string][]int64) {
+			delete(s, "model.layers.0.mlp.experts.3.gate_proj.weight")
+		},
 			"no tensor model.layers.0.mlp.experts.3.gate_proj.weight"},
-		{"the first expert", func(_ map[string]any, s map[string][]int64) { delete(s, "model.layers.0.mlp.experts.0.gate_proj.weight") },
+		{"the first expert", func(_ map[string]any, s map[string][]int64) {
+			delete(s, "model.layers.0.mlp.experts.0.gate_proj.weight")
+		},
 			"no tensor model.layers.0.mlp.experts.*.gate_proj.weight, or"},
-		{"a shape", func(_ map[string]any, s map[string][]int64) { s["model.layers.0.self_attn.q_proj.weight"] = []int64{31, 32} },
+		{"a shape", func(_ map[string]any, s map[string][]int64) {
+			s["model.layers.0.self_attn.q_proj.weight"] = []int64{31, 32}
+		},
 			"tensor model.layers.0.self_attn.q_proj.weight has dims [32 31], want [32 32]"},
 		{"a number", func(c map[string]any, _ map[string][]int64) { delete(c, "num_hidden_layers") }, "lacks config.num_hidden_layers"},
 		{"a word for a number", func(c map[string]any, _ map[string][]int64) { c["num_experts"] = "four" }, `"config.num_experts" is the string "four"`},
