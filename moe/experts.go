@@ -59,6 +59,10 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 		return fmt.Errorf("moe: layer %d: %w", l, err)
 	}
 	defer step.End()
+	for i, id := range s.distinct {
+		s.missed[id] = step.Missed(i)
+	}
+	s.routes.note(l, s.pos, s.ids[:n*k], s.missed)
 	if s.trace != nil {
 		s.trace.Batch(step, s.ids[:n*k], s.weights[:n*k])
 	}

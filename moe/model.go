@@ -59,6 +59,8 @@ type state struct {
 
 	cacheShift int // of the layer that keeps keys and values, against the layer that runs; 0 but in drafts
 	drafts     drafts
+	routes     routes
+	missed     []bool // by expert: in no tier when its layer asked
 
 	x, h backends.Vec   // [n, dim] residual stream; input or output of a step
 	vec  []backends.Vec // the family page's own, by vecID
@@ -177,6 +179,8 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 			return err
 		}
 	}
+	s.routes.init(spec)
+	s.missed = make([]bool, spec.Experts)
 	s.hostScores = make([]float32, n*spec.Experts)
 	s.ids, s.weights = make([]int32, n*spec.TopK), make([]float32, n*spec.TopK)
 	s.guess.hostScores = make([]float32, spec.Experts)
@@ -289,6 +293,7 @@ func (m *Model) Rewind(pos int) error {
 		return &RewindError{pos, m.start, inside}
 	}
 	m.s.pos = pos
+	m.s.routes.rewind(pos)
 	return nil
 }
 
@@ -357,6 +362,7 @@ func (m *Model) forward(ctx context.Context, ids []int32, states []float32) erro
 			return fmt.Errorf("moe: the last hidden state: %w", err)
 		}
 	}
+	s.routes.ran(s.pos, len(ids))
 	s.pos += len(ids)
 	m.end = s.pos
 	m.positions += int64(len(ids))

@@ -24,6 +24,7 @@ type Options struct {
 	Device   Device            // nil: there is no VRAM
 	KeepHost bool              // keep what is in VRAM in RAM too, where nobody is served from
 	Prefetch Prefetch          // the zero value is off
+	Nextn    int               // layers from this one on are drafting layers, no part of a token's cycle; 0: there are none
 	Ledger   *Ledger           // grants the slots' bytes; nil: nobody is asked
 	Watch    *Watch            // of the machine's memory; nil: the cap stays
 	Now      func() time.Time  // nil: time.Now
@@ -61,6 +62,8 @@ type layer struct {
 	fixed   []*slot // by expert: its slot outside the pool; nil: none
 	vram    []bool  // by expert: it is in VRAM
 	uses    []int64 // by expert: how often the router chose it
+	loaded  []int32 // experts that its last step found in no tier
+	evicted int64   // experts that left the pool during it
 }
 
 // Stats are counters since New. At every moment Hits and Misses sum to
@@ -80,6 +83,7 @@ type Stats struct {
 	PreloadLoads    int64 // experts read by Preload
 	PreloadBytes    int64 // their payload
 	Prefetch        PrefetchStats
+	Drafts          DraftStats
 	Cap             int   // experts per layer, now
 	CapChanges      int64 // how often Adapt lowered it
 	Source          SourceStats
@@ -175,6 +179,7 @@ func (c *Cache) open() error {
 		cl := c.classOf(c.src.SlotBytes(l.Layer), c.src.ExpertBytes(l.Layer))
 		c.layers[l.Layer] = layer{
 			experts: l.Experts, class: cl, fixed: make([]*slot, l.Experts), vram: make([]bool, l.Experts), uses: make([]int64, l.Experts),
+			loaded: make([]int32, 0, l.Experts),
 		}
 		widest = max(widest, l.Experts)
 	}
@@ -493,6 +498,7 @@ func (c *Cache) Begin(ctx context.Context, layer int, experts, uses []int32) (*S
 	s.items, s.turn, s.queue, s.spare = s.items[:0], s.turn[:0], s.queue[:0], s.spare[:0]
 	s.next, s.inFlight, s.unread, s.waiting, s.spared = 0, 0, 0, 0, 0
 	s.left = len(experts)
+	l.loaded, l.evicted = l.loaded[:0], 0
 
 	c.mu.Lock()
 	for i, e := range experts {
@@ -500,9 +506,13 @@ func (c *Cache) Begin(ctx context.Context, layer int, experts, uses []int32) (*S
 		where, sl := c.find(Key{Layer: s.layer, Expert: e})
 		it := item{expert: e, state: ready, slot: sl}
 		it.from = c.stats.count(where == inVRAM, where == inPinned, where == inLRU, where == inAhead, int64(uses[i]))
+		if it.from == missed || it.from == inAhead {
+			l.loaded = append(l.loaded, e)
+		}
 		switch it.from {
 		case inLRU:
 			sl.held = true
+			l.class.kept.cold.remove(Key{Layer: s.layer, Expert: e})
 		case inAhead:
 			if c.claimAhead(sl, i) == flying {
 				it.state = loading

@@ -18,17 +18,21 @@ type kept struct {
 	hinted Hinted    // policy, if it takes hints, else nil
 	slots  [][]*slot // by layer and expert; nil: not here
 	n      int
+	cold   cold
 }
 
 func (k *kept) open(c *Cache, cl *class) error {
 	conf := PolicyConfig{Layers: make([]PolicyLayer, len(c.layers)), Budget: int64(cl.size.Keep), History: c.opt.History}
 	k.slots = make([][]*slot, len(c.layers))
+	all := 0
 	for l, layer := range c.layers {
 		if layer.class == cl {
 			conf.Layers[l] = PolicyLayer{Experts: layer.experts, Bytes: 1}
 			k.slots[l] = make([]*slot, layer.experts)
+			all += layer.experts
 		}
 	}
+	k.cold = newCold(all)
 	var err error
 	k.policy, err = NewPolicy(c.opt.Policy, conf)
 	k.hinted, _ = k.policy.(Hinted)
@@ -52,13 +56,18 @@ func (k *kept) remove(key Key) {
 	if at := &k.slots[key.Layer][key.Expert]; *at != nil {
 		*at = nil
 		k.n--
+		k.cold.remove(key)
 	}
 	k.policy.Remove(key)
 }
 
-// removeVictim takes out who is to leave, nil if the step uses all.
+// removeVictim takes out who is to leave, nil if the step uses all: before those
+// that the policy names, what only rejected drafts used.
 func (k *kept) removeVictim() *slot {
-	key, ok := k.policy.Victim()
+	key, ok := k.cold.oldest()
+	if !ok {
+		key, ok = k.policy.Victim()
+	}
 	if !ok {
 		return nil
 	}
@@ -210,6 +219,9 @@ func (c *Cache) trim(cl *class, keep int) {
 // evicted counts an expert that leaves memory.
 func (c *Cache) evicted(sl *slot) {
 	sl.scrub()
+	if !c.step.ended {
+		c.layers[c.step.layer].evicted++
+	}
 	c.mu.Lock()
 	c.stats.Evictions++
 	c.mu.Unlock()

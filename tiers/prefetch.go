@@ -175,6 +175,9 @@ func (c *Cache) meet(layer int32, experts, uses []int32) {
 	for _, u := range uses {
 		s.single = s.single && u == 1
 	}
+	if c.opt.Nextn > 0 && int(layer) >= c.opt.Nextn {
+		return
+	}
 	newToken := layer <= a.last
 	a.last = layer
 	if a.most == 0 {

@@ -165,7 +165,7 @@ const busy = 0.5
 
 // args are run's arguments for a cap.
 func (b CapBattery) args(cap int) []string {
-	return append([]string{"run", "--cap", strconv.Itoa(cap)}, b.Args...)
+	return append([]string{"run", "--cap", strconv.Itoa(cap), "--draft", "off"}, b.Args...) // unless they say otherwise
 }
 
 // resolve asks the program what each arm comes to, and refuses arms that are the

@@ -127,7 +127,7 @@ func (l LimitTrial) one(ctx context.Context, mode string, files []string, larges
 	defer func() { err = errors.Join(err, g.remove()) }()
 	// The shell enters the cgroup and becomes the program.
 	in := Program(l.Program, "/bin/sh", "-c", `echo 0 > "$0" && exec "$@"`, filepath.Join(g.dir, "cgroup.procs"))
-	if s.Run, err = in.run(ctx, append([]string{"run", "--storage", mode, "--json"}, l.Args...)...); err != nil {
+	if s.Run, err = in.run(ctx, append([]string{"run", "--storage", mode, "--draft", "off", "--json"}, l.Args...)...); err != nil {
 		return s, fmt.Errorf("bench: %s mode under a limit of %d bytes: %w", mode, l.Memory, err)
 	}
 	if s.Cache, err = g.stat("total_cache", "file"); err != nil {

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"runtime/debug"
-	"slices"
 	"time"
 
 	"sluice/backends"
@@ -19,6 +18,7 @@ import (
 	"sluice/internal/offheap"
 	"sluice/moe"
 	"sluice/moe/tokenizer"
+	"sluice/speculative"
 	"sluice/storage"
 	"sluice/tiers"
 )
@@ -37,7 +37,8 @@ type Options struct {
 	Chunk   int       // most positions of one forward pass; 0: 512
 	Ctx     int       // positions of the context; 0: what the model was trained for, at most 4096
 	KV      backends.KVType
-	Drafts  int // caches for drafting layers; 0: the layers are not loaded
+	Drafts  int // caches for drafting layers, beside what Draft needs; 0: the layers are not loaded
+	Draft   Drafting
 
 	RAM          int64  // bytes of the resident set at most; 0: what is available
 	VRAM         Budget // of a device; the zero value is all that it has room for
@@ -54,6 +55,8 @@ type Options struct {
 	Memory       tiers.Memory // of the machine
 	NoText       bool         // token ids alone come and go: the tokenizer is not read
 	PlanOnly     bool         // nothing will be loaded: what this machine lacks is told, not refused
+
+	noNextn bool // Draft is not to choose the drafting layer by itself
 }
 
 const (
@@ -86,6 +89,8 @@ type Plan struct {
 
 	VRAMBytes, PinnedBytes int64
 
+	draft     Drafting // as settled: no "auto", and "" for "off"
+	small     *Plan    // of the model that drafts; nil: none does
 	path      string
 	stamps    []storage.FileStamp // when the model was opened
 	resident  []tiers.Tensor      // those of the model that stay in memory
@@ -103,11 +108,20 @@ type Plan struct {
 // the engine that Load makes of it.
 func Prepare(o Options) (*Plan, error) {
 	p := &Plan{}
-	if err := p.prepare(o); err != nil {
-		p.Close()
-		return nil, err
+	err := p.prepare(o)
+	if err == nil {
+		return p, nil
 	}
-	return p, nil
+	p.Close()
+	var none *tiers.NoRoomError
+	if o.Draft.By == "auto" && p.Config.Drafts > o.Drafts && errors.As(err, &none) {
+		o.noNextn = true
+		if p, err = Prepare(o); err == nil {
+			p.Notices = append(p.Notices, "draft: there is no memory for the drafting layer; the lookup drafts in its place")
+		}
+		return p, err
+	}
+	return nil, err
 }
 
 func (p *Plan) prepare(o Options) (err error) {
@@ -140,15 +154,8 @@ func (p *Plan) prepare(o Options) (err error) {
 		return fmt.Errorf("--kv q8 needs heads of a multiple of 32 elements, this model's keys have %d and its values %d: use f16 or f32", kv.KeyDim, kv.ValueDim)
 	}
 	p.Config.KV = o.KV
-	if p.resident, p.roles = p.Spec.Dense, p.Spec.Roles; o.Drafts > 0 {
-		if p.Spec.Nextn == 0 {
-			return errors.New("the model has no drafting (nextn) layer")
-		}
-		if p.Spec.NextnErr != nil {
-			return fmt.Errorf("the model's drafting (nextn) layer cannot be run: %w", p.Spec.NextnErr)
-		}
-		p.Config.Drafts = o.Drafts
-		p.resident, p.roles = slices.Concat(p.resident, p.Spec.NextnDense), slices.Concat(p.roles, p.Spec.NextnRoles)
+	if err := p.drafting(o); err != nil {
+		return err
 	}
 	p.set("kv", o.KV.String(), o.KV != backends.KVF16)
 	p.Config.Chunk = min(cmp.Or(o.Chunk, defaultChunk), p.Config.Ctx)
@@ -201,6 +208,7 @@ func (p *Plan) prepare(o Options) (err error) {
 		s.Requested = o.Prefetch.String()
 	}
 	p.Settings.Set(s)
+	p.draftSettings(o)
 	return nil
 }
 
@@ -264,6 +272,10 @@ func (p *Plan) Paths() []string { return append(p.File.Paths(), p.path) }
 func (p *Plan) Close() error {
 	errs := []error{p.device.Close()}
 	p.device = nil
+	if p.small != nil {
+		errs = append(errs, p.small.Close())
+		p.small = nil
+	}
 	if p.Source != nil {
 		errs = append(errs, p.Source.Close())
 	}
@@ -278,13 +290,15 @@ type Engine struct {
 	*Plan
 	Model     *moe.Model
 	Cache     *tiers.Cache
-	Announced int64 // bytes: the resident set when all was loaded
+	Drafts    *speculative.Decoder // nil: nobody drafts
+	Announced int64                // bytes: the resident set when all was loaded
 	LoadNanos int64
 	Drive     storage.LoadReport // what was learned of the drives while loading
 
 	backend *cpu.Backend
 	arena   []byte
 	watch   *tiers.Watch
+	small   *Engine // the model that drafts; nil: none does
 }
 
 // Load reads the resident tensors, makes the slots and reads the experts of
@@ -330,7 +344,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	}
 	e.Cache, err = tiers.New(e.Source, tiers.Options{
 		Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.roles, Policy: e.Policy, History: e.frequency(), Ledger: e.Ledger,
-		Pinned: e.Pinned, VRAM: e.VRAM, Device: vram, KeepHost: e.keepHost, Prefetch: e.Prefetch, Watch: e.watch,
+		Pinned: e.Pinned, VRAM: e.VRAM, Device: vram, KeepHost: e.keepHost, Prefetch: e.Prefetch, Watch: e.watch, Nextn: e.Spec.Layers,
 	})
 	if err != nil {
 		return err
@@ -340,6 +354,9 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	}
 	weights := func(t tiers.Tensor) []byte { return resident[t.Name] }
 	if e.Model, err = moe.New(e.Spec, weights, e.backend, e.Cache, e.Config); err != nil {
+		return err
+	}
+	if err := e.startDrafting(ctx); err != nil {
 		return err
 	}
 	debug.FreeOSMemory() // what the headers' parser left
@@ -371,6 +388,9 @@ func (p *Plan) TraceHeader(name string) *tiers.Trace {
 func (e *Engine) Finish() (notices []string, err error) {
 	e.Cache.Land()
 	notices = e.Cache.Notices()
+	if e.Drafts != nil {
+		notices = append(notices, e.Drafts.Notices()...)
+	}
 	now, err := e.File.Stamps()
 	if err != nil {
 		return notices, err
@@ -412,6 +432,10 @@ func (e *Engine) Finish() (notices []string, err error) {
 // Close does nothing.
 func (e *Engine) Close() error {
 	var errs []error
+	if e.small != nil {
+		errs = append(errs, e.small.Close())
+		e.small = nil
+	}
 	if e.Cache != nil {
 		errs = append(errs, e.Cache.Close())
 	}

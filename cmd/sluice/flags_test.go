@@ -267,7 +267,7 @@ func TestPrintConfig(t *testing.T) {
 		args  []string
 		names []string
 	}{
-		{[]string{"run", tinyGLM4}, append(slices.Clone(model), "temp", "top-p", "min-p", "repeat-penalty", "top-k", "seed", "tokens", "chat")},
+		{[]string{"run", tinyGLM4}, append(slices.Clone(model), "draft", "drafter", "draft-depth", "draft-force", "temp", "top-p", "min-p", "repeat-penalty", "top-k", "seed", "tokens", "chat")},
 		{[]string{"logits", tinyGLM4}, model},
 		{[]string{"perplexity", tinyGLM4, "text"}, model}, // which is not there, and not read
 	} {

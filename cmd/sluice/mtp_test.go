@@ -145,3 +145,59 @@ func best(x []float32) int {
 	}
 	return at
 }
+
+// TestMTPAcceptance: told the oracle's greedy texts, the demo's drafting layer is
+// right as often as that of its unquantized weights, one token ahead and two.
+func TestMTPAcceptance(t *testing.T) {
+	text, err := os.ReadFile("../engine/testdata/demo-oracle.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var texts map[string]struct {
+		InputIDs  []int32 `json:"input_ids"`
+		GreedyIDs []int32 `json:"greedy_ids"`
+		MTP1      []int32 `json:"mtp1_ids"`
+		MTP2      []int32 `json:"mtp2_ids"`
+	}
+	if err := json.Unmarshal(text, &texts); err != nil || len(texts) != 6 {
+		t.Fatal(err, len(texts))
+	}
+	for _, tt := range []struct {
+		name string
+		path func(t *testing.T) string
+		near float64
+	}{
+		{"Q8_0", func(t *testing.T) string { return shared(t, "models/demo-q8_0.gguf") }, 0.05},
+		{"Q4_K_M", func(*testing.T) string { return demo }, 0.1}, // which loses some
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got, want, n [2]float64
+			for _, o := range texts {
+				ids, _ := json.Marshal(o.GreedyIDs)
+				out := filepath.Join(t.TempDir(), "out")
+				mustRun(t, "logits", tt.path(t), "--ids", file(t, "ids", string(ids)), "-o", out, "--mtp", "2")
+				f := openTensors(t, out)
+				for k, oracle := range [][]int32{o.MTP1, o.MTP2} {
+					logits := floats(t, f, mtpName(k))
+					vocab := len(logits) / len(oracle)
+					for i := len(o.InputIDs) - 1; i+2+k < len(o.GreedyIDs); i++ { // drafts of new text alone
+						n[k]++
+						if best(logits[i*vocab:(i+1)*vocab]) == int(o.GreedyIDs[i+2+k]) {
+							got[k]++
+						}
+						if oracle[i] == o.GreedyIDs[i+2+k] {
+							want[k]++
+						}
+					}
+				}
+			}
+			for k := range n {
+				a, b := got[k]/n[k], want[k]/n[k]
+				t.Logf("depth %d: %.4f of %.0f are right, %.4f of the unquantized weights'", k+1, a, n[k], b)
+				if math.Abs(a-b) > tt.near {
+					t.Errorf("depth %d: acceptance %.4f, want %.4f within %.2f", k+1, a, b, tt.near)
+				}
+			}
+		})
+	}
+}

@@ -8,6 +8,7 @@ import (
 
 	"sluice/cmd/engine"
 	"sluice/moe"
+	"sluice/speculative"
 	"sluice/tiers"
 )
 
@@ -31,7 +32,15 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 	hits := func(h tiers.Hits) map[string]int64 {
 		return map[string]int64{"vram": h.VRAM, "pinned": h.Pinned, "lru": h.LRU}
 	}
+	var draft speculative.Report
+	if e.Drafts != nil {
+		draft = e.Drafts.Report()
+	}
 	return map[string]any{
+		"draft_proposed":         draft.Proposed,
+		"draft_accepted":         draft.Accepted,
+		"draft_shadows":          draft.Shadows,
+		"draft_state_changes":    draft.Changes,
 		"positions_total":        m.Positions,
 		"forwards_total":         m.Forwards,
 		"emitted_tokens_total":   emitted,
@@ -57,6 +66,9 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		"prefetch_late":          c.Prefetch.Late,
 		"prefetch_wasted":        c.Prefetch.Wasted,
 		"prefetch_skipped_vram":  c.Prefetch.SkippedVRAM,
+		"draft_wasted_loads":     c.Drafts.WastedLoads,
+		"draft_wasted_bytes":     c.Drafts.WastedBytes,
+		"draft_evictions":        c.Drafts.Evictions,
 		"evictions":              map[string]int64{"lru": c.Evictions},
 		"cap_changes":            c.CapChanges,
 		"rss_bytes":              usage.RSS,

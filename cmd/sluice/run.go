@@ -100,6 +100,7 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	messages := m.set.String("messages", "", "render this JSON list of messages by the model's chat template, in place of a text; - for standard input")
 	tools := m.set.String("tools", "", "a JSON list of the tools that a chat may call")
 	sampling := newSamplingFlags(m)
+	draft := newDraftFlags(m)
 	if err := m.parse(args); err != nil {
 		return err
 	}
@@ -115,6 +116,9 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	}
 	if *n < -1 {
 		return usagef("-n %d: use 0 or more tokens, or -1 until the context is full", *n)
+	}
+	if o.Draft, err = draft.options(*trace != ""); err != nil {
+		return err
 	}
 	talk, err := readConversation(ctx, m, s, *asChat, *messages, *tools)
 	if err != nil {
@@ -333,7 +337,7 @@ func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, s
 	}
 	prefill := e.Cache.Stats()
 	before, beforeErr := tiers.Memory{}.Usage()
-	r, err := moe.Generate(ctx, e.Model, sampler, moe.Generation{
+	r, err := moe.Generate(ctx, e.Decoder(), sampler, moe.Generation{
 		Prompt: ids,
 		Tokens: n,
 		Ctx:    e.Config.Ctx,
@@ -401,6 +405,9 @@ func generatedJSON(w io.Writer, e *engine.Engine, prompt []int32, r moe.Result, 
 		"drive_bytes_per_s":        e.Drive.Rate,
 		"drives":                   driveObjects(e),
 	}
+	if e.Drafts != nil {
+		object["draft"] = draftObject(e.Drafts.Report())
+	}
 	if r.StopID >= 0 {
 		object["stop_id"] = r.StopID
 	}
@@ -427,6 +434,11 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 	s.notice("prompt %s", experts(prefill, tiers.Stats{}, e))
 	if now := e.Cache.Stats(); now.RoutedExperts > prefill.RoutedExperts {
 		s.notice("decode %s", experts(now, prefill, e))
+	}
+	if e.Drafts != nil {
+		for _, line := range e.Drafts.Report().Lines() {
+			s.notice("%s", line)
+		}
 	}
 	if words := prefetched(e.Cache.Stats().Prefetch); words != "" {
 		s.notice("%s", words)

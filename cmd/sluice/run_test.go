@@ -61,7 +61,8 @@ func TestRunJSON(t *testing.T) {
 	}
 	counters, _ := at(t, o, "counters").(map[string]any)
 	want := []string{
-		"cap_changes", "device_read_bytes", "distinct_experts_total", "emitted_tokens_total", "evictions{lru}", "forwards_total", "host_checksum_retries", "host_load_bytes", "host_load_wait_ns",
+		"cap_changes", "device_read_bytes", "distinct_experts_total", "draft_accepted", "draft_evictions", "draft_proposed", "draft_shadows", "draft_state_changes",
+		"draft_wasted_bytes", "draft_wasted_loads", "emitted_tokens_total", "evictions{lru}", "forwards_total", "host_checksum_retries", "host_load_bytes", "host_load_wait_ns",
 		"host_loads_dropped", "host_loads_failed", "host_loads_total{mmap}", "host_loads_total{pread}", "host_loads_total{slab}",
 		"host_read_bytes", "host_read_retries", "loads_avoided{lru}", "loads_avoided{pinned}", "loads_avoided{vram}", "major_faults", "minor_faults",
 		"positions_total", "prefetch_guessed", "prefetch_guessed_right", "prefetch_issued", "prefetch_late", "prefetch_skipped_vram", "prefetch_used",
@@ -384,7 +385,7 @@ func TestOutputFails(t *testing.T) {
 func TestRepeatable(t *testing.T) {
 	always := []string{"routed_experts_total", "distinct_experts_total", "tier_hits", "tier_misses", "evictions", "positions_total", "forwards_total"}
 	counts := func(prefetch string, names ...string) map[string]string {
-		o := mustRun(t, "run", demo, "4", "-p", verse, "-n", "10", "--temp", "0", "--json", "--prefetch", prefetch).object(t)
+		o := mustRun(t, "run", demo, "4", "-p", verse, "-n", "10", "--temp", "0", "--json", "--prefetch", prefetch, "--draft", "off").object(t) // drafting goes by measured time
 		got := map[string]string{}
 		for _, name := range append(names, always...) {
 			got[name] = fmt.Sprint(at(t, o, "counters", name))

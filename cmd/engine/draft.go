@@ -1,0 +1,173 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sluice/moe"
+	"sluice/speculative"
+	"sluice/tiers"
+)
+
+// Drafting says who proposes tokens, and when. The zero value is nobody.
+type Drafting struct {
+	By    string // one of Drafters; "" is off
+	Depth int    // tokens at once, 1 to moe.MostDrafts; 0: by expected gain
+	Force bool   // always, whatever the gate makes of it; needs a named drafter
+	Model string // the file of "model"
+}
+
+// Drafters are the values of --draft. auto is the model's drafting layer where it
+// has one, else the lookup.
+func Drafters() []string { return []string{"off", "auto", "mtp", "lookup", "model"} }
+
+// Check names the first value that makes no sense.
+func (d Drafting) Check() error {
+	switch {
+	case !slices.Contains(Drafters(), cmp.Or(d.By, "off")):
+		return fmt.Errorf("there is no drafter %q: use one of %s", d.By, strings.Join(Drafters(), ", "))
+	case d.Depth < 0 || d.Depth > moe.MostDrafts:
+		return fmt.Errorf("a draft depth of %d: use 1 to %d, or auto", d.Depth, moe.MostDrafts)
+	case d.By == "model" && d.Model == "":
+		return errors.New("--draft model needs --draft-model FILE, a small model with the same tokenizer")
+	case d.Model != "" && d.By != "model":
+		return fmt.Errorf("--draft-model %s is for --draft model, not for --draft %s", d.Model, cmp.Or(d.By, "off"))
+	case d.Force && (d.By == "" || d.By == "off" || d.By == "auto"):
+		return fmt.Errorf("--draft-force makes a named drafter draft always: use it with --draft mtp, lookup or model, not %s", cmp.Or(d.By, "off"))
+	}
+	return nil
+}
+
+// drafting settles who drafts, and what it adds to the model.
+func (p *Plan) drafting(o Options) error {
+	if err := o.Draft.Check(); err != nil {
+		return err
+	}
+	p.draft = o.Draft
+	switch p.draft.By {
+	case "auto":
+		p.draft.By = "lookup"
+		if p.Spec.Nextn > 0 && p.Spec.NextnErr == nil && !o.noNextn {
+			p.draft.By = "mtp"
+		}
+	case "off":
+		p.draft.By = ""
+	}
+	p.Config.Drafts = o.Drafts
+	if p.draft.By == "mtp" {
+		p.Config.Drafts = max(1, o.Drafts)
+	}
+	p.resident, p.roles = p.Spec.Dense, p.Spec.Roles
+	if p.Config.Drafts > 0 {
+		if p.Spec.Nextn == 0 {
+			return errors.New("the model has no drafting (nextn) layer")
+		}
+		if p.Spec.NextnErr != nil {
+			return fmt.Errorf("the model's drafting (nextn) layer cannot be run: %w", p.Spec.NextnErr)
+		}
+		p.resident, p.roles = slices.Concat(p.resident, p.Spec.NextnDense), slices.Concat(p.roles, p.Spec.NextnRoles)
+	}
+	if p.draft.By == "model" {
+		return p.smallModel(o)
+	}
+	return nil
+}
+
+// draftSettings tells what drafting settled.
+func (p *Plan) draftSettings(o Options) {
+	if o.Draft.By == "" {
+		return
+	}
+	p.set("draft", o.Draft.By, true)
+	by := Setting{Name: "drafter", Value: cmp.Or(p.draft.By, "off"), Origin: FromAuto}
+	if o.Draft.By != "auto" {
+		by.Origin = FromFlag
+	}
+	p.Settings.Set(by)
+	depth := Setting{Name: "draft-depth", Value: "auto", Origin: FromDefault}
+	if o.Draft.Depth > 0 {
+		depth.Value, depth.Origin = o.Draft.Depth, FromFlag
+	}
+	p.Settings.Set(depth)
+	p.set("draft-force", o.Draft.Force, o.Draft.Force)
+	if p.draft.By == "model" {
+		p.set("draft-model", p.draft.Model, true)
+	}
+}
+
+// smallModel plans the model that drafts for this one: whole in memory, if that
+// takes no more than half of what there is.
+func (p *Plan) smallModel(o Options) error {
+	room, err := o.Memory.Available()
+	if err != nil {
+		return err
+	}
+	usage, err := tiers.Memory{}.Usage()
+	if err != nil {
+		return err
+	}
+	budget := cmp.Or(o.RAM, room.Budget(usage.RSS))
+	p.small, err = Prepare(Options{
+		Path: p.draft.Model, Storage: o.Storage, Threads: o.Threads, Kernels: o.Kernels, Chunk: o.Chunk, Ctx: p.Config.Ctx, KV: o.KV, NoVRAM: true, Backend: "cpu",
+		RAM: usage.RSS + (budget-usage.RSS)/2, Memory: o.Memory, PlanOnly: o.PlanOnly,
+	})
+	if err != nil {
+		return fmt.Errorf("draft model: %w", err)
+	}
+	mine, _ := p.File.Meta.Strings("tokenizer.ggml.tokens")
+	its, _ := p.small.File.Meta.Strings("tokenizer.ggml.tokens")
+	if p.Spec.Vocab != p.small.Spec.Vocab || !slices.Equal(mine, its) {
+		return fmt.Errorf("draft model %s: its tokens are not those of %s: a draft model must have the same tokenizer", p.draft.Model, p.path)
+	}
+	return nil
+}
+
+// smallBytes is what the draft model takes beside this one; 0: there is none.
+func (p *Plan) smallBytes() (n int64) {
+	if p.small == nil {
+		return 0
+	}
+	for _, purpose := range []tiers.Purpose{tiers.Dense, tiers.KV, tiers.Scratch} {
+		n += p.small.Ledger.Of(purpose)
+	}
+	return n + p.small.Cap.LRU + p.small.Cap.Staging
+}
+
+// startDrafting makes the decoder that drafts, if somebody is to.
+func (e *Engine) startDrafting(ctx context.Context) error {
+	var by speculative.Drafter
+	switch e.draft.By {
+	case "mtp":
+		by = speculative.NewMTP(e.Model, e.Spec.Vocab, e.Config.Ctx)
+	case "lookup":
+		by = speculative.Lookup{}
+	case "model":
+		plan := e.Plan.small
+		e.Plan.small = nil // the engine closes it
+		small, err := plan.Load(ctx)
+		if err != nil {
+			return fmt.Errorf("draft model: %w", err)
+		}
+		e.small = small
+		by = speculative.NewModel(small.Model, small.Config.Ctx)
+	default:
+		return nil
+	}
+	var err error
+	e.Drafts, err = speculative.New(e.Model, speculative.Options{
+		Drafter: by, Vocab: e.Spec.Vocab, Ctx: e.Config.Ctx, Depth: e.draft.Depth, Force: e.draft.Force,
+	})
+	return err
+}
+
+// Decoder is the model, or what drafts for it.
+func (e *Engine) Decoder() moe.Decoder {
+	if e.Drafts != nil {
+		return e.Drafts
+	}
+	return e.Model
+}
