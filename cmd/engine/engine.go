@@ -452,7 +452,7 @@ func (e *Engine) Close() error {
 }
 
 // Tokenizer makes the tokenizer that a model file describes, or the
-// tokenizer.json beside it.
+// tokenizer.json or tiktoken.model beside it.
 func Tokenizer(f *storage.Model) (*tokenizer.Tokenizer, error) {
 	h, ok, err := tokenizer.ReadHF(f.Meta)
 	if err != nil {
@@ -462,7 +462,7 @@ func Tokenizer(f *storage.Model) (*tokenizer.Tokenizer, error) {
 		return tokenizer.NewHF(h)
 	}
 	if f.Meta.Has("hf.config.json") {
-		return nil, errors.New("engine: there is no tokenizer.json beside the model's config.json: download it too, or give token ids to sluice logits --ids")
+		return nil, errors.New("engine: there is neither a tokenizer.json nor a tiktoken.model beside the model's config.json: download it too, or give token ids to sluice logits --ids")
 	}
 	v, err := tokenizer.ReadVocab(f.Meta)
 	if err != nil {

@@ -10,10 +10,11 @@ import (
 )
 
 // HF is what a Hugging Face model directory says about its tokens, each the
-// bytes of the file of that name. Only Tokenizer is needed; the others may be
-// nil.
+// bytes of the file of that name. Tokenizer is needed, or Tiktoken in its stead;
+// the others may be nil.
 type HF struct {
 	Tokenizer        []byte // tokenizer.json: the tokens and how text becomes them
+	Tiktoken         []byte // tiktoken.model: tokens and their ranks; not looked at beside a tokenizer.json
 	TokenizerConfig  []byte // tokenizer_config.json: which tokens begin and end a text, further added tokens
 	GenerationConfig []byte // generation_config.json: eos_token_id
 	Config           []byte // config.json: eos_token_id
@@ -22,20 +23,21 @@ type HF struct {
 // Keys of the metadata of a Hugging Face model under which its files are found.
 const (
 	keyHFTokenizer        = "hf.tokenizer.json"
+	keyHFTiktoken         = "hf.tiktoken.model"
 	keyHFTokenizerConfig  = "hf.tokenizer_config.json"
 	keyHFGenerationConfig = "hf.generation_config.json"
 	keyHFConfig           = "hf.config.json"
 )
 
 // ReadHF collects the files of a Hugging Face model that speak of tokens; false
-// if the metadata has no tokenizer.json.
+// if the metadata has neither tokenizer.json nor tiktoken.model.
 func ReadHF(s Source) (HF, bool, error) {
 	var h HF
 	for _, f := range []struct {
 		key  string
 		text *[]byte
 	}{
-		{keyHFTokenizer, &h.Tokenizer}, {keyHFTokenizerConfig, &h.TokenizerConfig},
+		{keyHFTokenizer, &h.Tokenizer}, {keyHFTiktoken, &h.Tiktoken}, {keyHFTokenizerConfig, &h.TokenizerConfig},
 		{keyHFGenerationConfig, &h.GenerationConfig}, {keyHFConfig, &h.Config},
 	} {
 		if text, ok := s.String(f.key); ok {
@@ -45,7 +47,7 @@ func ReadHF(s Source) (HF, bool, error) {
 	if err := s.Err(); err != nil {
 		return HF{}, false, fmt.Errorf("tokenizer: %w", err)
 	}
-	return h, h.Tokenizer != nil, nil
+	return h, h.Tokenizer != nil || h.Tiktoken != nil, nil
 }
 
 // Bounds of a tokenizer.json. Real files have up to 35 MB and 262,144 tokens.
@@ -151,18 +153,24 @@ func newHF(h HF) (*Tokenizer, error) {
 	if len(h.Tokenizer) > maxHFBytes {
 		return nil, fmt.Errorf("tokenizer.json has %d bytes, at most %d are read", len(h.Tokenizer), maxHFBytes)
 	}
-	var f hfFile
-	if err := json.Unmarshal(h.Tokenizer, &f); err != nil {
-		return nil, fmt.Errorf("tokenizer.json: %w", err)
-	}
 	conf, err := readHFConfig(h)
 	if err != nil {
 		return nil, err
 	}
 	p := new(pipeline)
 	t := &Tokenizer{hf: p, bos: -1, eos: -1, unk: -1}
-	if err := t.initHF(p, &f, conf); err != nil {
-		return nil, fmt.Errorf("tokenizer.json: %w", err)
+	if h.Tokenizer == nil && h.Tiktoken != nil {
+		if err := t.initTiktoken(p, h.Tiktoken, conf); err != nil {
+			return nil, fmt.Errorf("tiktoken.model: %w", err)
+		}
+	} else {
+		var f hfFile
+		if err := json.Unmarshal(h.Tokenizer, &f); err != nil {
+			return nil, fmt.Errorf("tokenizer.json: %w", err)
+		}
+		if err := t.initHF(p, &f, conf); err != nil {
+			return nil, fmt.Errorf("tokenizer.json: %w", err)
+		}
 	}
 	if t.bos, err = t.named(conf.BOS, "bos_token"); err != nil {
 		return nil, err
@@ -342,6 +350,8 @@ type hfConfig struct {
 	AddBOS     *bool              `json:"add_bos_token"`
 	AddEOS     *bool              `json:"add_eos_token"`
 	AddedByID  map[string]hfAdded `json:"added_tokens_decoder"`
+	AutoMap    json.RawMessage    `json:"auto_map"`        // modules that make the tokenizer,
+	Class      json.RawMessage    `json:"tokenizer_class"` // and the class; both for tiktoken.model only
 	eosIDs     []int64            // of config.json and generation_config.json
 	eosSources []string           // the file of each
 }
@@ -447,7 +457,7 @@ func (t *Tokenizer) named(s hfText, key string) (int32, error) {
 	}
 	id, ok := t.ids[string(s)]
 	if !ok {
-		return -1, fmt.Errorf("tokenizer_config.json: %s is %q, which is no token of tokenizer.json", key, string(s))
+		return -1, fmt.Errorf("tokenizer_config.json: %s is %q, which is no token of the vocabulary", key, string(s))
 	}
 	return id, nil
 }
