@@ -11,9 +11,9 @@ type kernels struct {
 	anyCache cacheKernels // of rows that are not whole 16 floats
 
 	dotLanes func(l *[16]float32, w, x []float32) // as dotLanes
-	rows     [quant.NVFP4 + 1]rowKernel           // by type; the zero one: plain Go
-	tiles    [quant.NVFP4 + 1]tileKernel          // the same
-	floats   [quant.NVFP4 + 1]floatKernel
+	rows     [slots]rowKernel                     // by type; the zero one: plain Go
+	tiles    [slots]tileKernel                    // the same
+	floats   [slots]floatKernel
 	pack     packKernel
 	scan     func(p []byte) uint64
 	sumRows  func(y, terms *float32, rows, blocks int) // as sumRows
@@ -36,9 +36,25 @@ func kernelsFor(l Level) kernels {
 }
 
 // byType picks from the table of each type.
-func byType[F any](l Level, table func(quant.Type) []kernel[F]) (k [quant.NVFP4 + 1]F) {
-	for t := range k {
-		k[t] = pick(l, table(quant.Type(t)))
+func byType[F any](l Level, table func(quant.Type) []kernel[F]) (k [slots]F) {
+	for t := range quant.INT8F_128 + 1 {
+		if i := slot(t); i < slots {
+			k[i] = pick(l, table(t))
+		}
 	}
 	return k
+}
+
+// slots are the places of a table by type: GGML's types, then our own.
+const slots = int(quant.NVFP4+1) + int(quant.INT8F_128-quant.F8_128+1)
+
+// slot is the place of a type; slots or more if it has none.
+func slot(t quant.Type) int {
+	switch {
+	case t >= quant.F8_128:
+		return int(quant.NVFP4+1) + int(t-quant.F8_128)
+	case t > quant.NVFP4:
+		return slots
+	}
+	return int(t)
 }

@@ -63,6 +63,20 @@ func rowKernels(t quant.Type) []kernel[rowKernel] {
 		add(sumsOf16, rowsQ2_KAVX2, natural, rowsQ2_KAVX512)
 	case quant.IQ4_XS:
 		add(sumsOf16, rowsIQ4_XSAVX2, split128, rowsIQ4_XSAVX512)
+	case quant.INT4_32:
+		add(sumOf32, rowsINT4_32AVX2, split32, rowsINT4_32AVX512)
+	case quant.INT4_128:
+		add(sumOf32, rowsINT4_128AVX2, split32, rowsINT4_128AVX512)
+	case quant.INT4F_32:
+		add(sumOf32, rowsINT4F_32AVX2, split32, rowsINT4F_32AVX512)
+	case quant.INT4F_64:
+		add(sumOf32, rowsINT4F_64AVX2, split32, rowsINT4F_64AVX512)
+	case quant.INT4F_128:
+		add(sumOf32, rowsINT4F_128AVX2, split32, rowsINT4F_128AVX512)
+	case quant.INT8F_32:
+		add(sumOf32, rowsINT8F_32AVX2, natural, rowsINT8F_32AVX512)
+	case quant.INT8F_128:
+		add(sumOf32, rowsINT8F_128AVX2, natural, rowsINT8F_128AVX512)
 	default:
 		if t.ActBlock() == 256 {
 			add(sumsOf16, rowsBlockAVX2, natural, rowsBlockAVX512)
@@ -114,6 +128,20 @@ func tileKernels(t quant.Type) []kernel[tileKernel] {
 		add(7, 16, 0, unpackQ2_KAVX2, tile256By16MinusDepth4AVX2, 0, unpackQ2_KAVX512, minus16)
 	case quant.IQ4_XS:
 		add(9, 16, 0, unpackIQ4_XSAVX2, tile256By16SignedAVX2, 128, unpackIQ4_XSAVX512, by16)
+	case quant.INT4_32:
+		add(5, 0, 8, unpackINT4_32AVX2, tile32Depth8AVX2, 8, unpackINT4_32AVX512, plain32)
+	case quant.INT4_128:
+		add(5, 0, 8, unpackINT4_128AVX2, tile32Depth8AVX2, 8, unpackINT4_128AVX512, plain32)
+	case quant.INT4F_32:
+		add(5, 0, 8, unpackINT4F_32AVX2, tile32Depth8AVX2, 8, unpackINT4F_32AVX512, plain32)
+	case quant.INT4F_64:
+		add(5, 0, 8, unpackINT4F_64AVX2, tile32Depth8AVX2, 8, unpackINT4F_64AVX512, plain32)
+	case quant.INT4F_128:
+		add(5, 0, 8, unpackINT4F_128AVX2, tile32Depth8AVX2, 8, unpackINT4F_128AVX512, plain32)
+	case quant.INT8F_32:
+		add(8, 0, 0, unpackINT8F_32AVX2, tile32SignedAVX2, 128, unpackINT8F_32AVX512, plain32)
+	case quant.INT8F_128:
+		add(8, 0, 0, unpackINT8F_128AVX2, tile32SignedAVX2, 128, unpackINT8F_128AVX512, plain32)
 	default:
 		if t.ActBlock() == 256 {
 			add(9, 16, 0, nil, tile256By16SignedAVX2, 128, nil, by16)

@@ -53,10 +53,10 @@ type products struct {
 // item does for itself, is a small part of it.
 func (s *products) add(k *kernels, p product) {
 	t := p.m.Type
-	if int(t) < len(k.rows) { // the others are run in plain Go
-		p.kernel, p.tiles = k.rows[t], k.tiles[t]
+	if i := slot(t); i < slots { // the others are run in plain Go
+		p.kernel, p.tiles = k.rows[i], k.tiles[i]
 		if p.m.Cols%16 == 0 {
-			p.floats = k.floats[t]
+			p.floats = k.floats[i]
 		}
 	}
 	p.kind, p.act = t.Kind(), t.ActBlock()

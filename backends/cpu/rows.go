@@ -7,7 +7,8 @@ import (
 	"sluice/internal/quant"
 )
 
-// A rowKernel multiplies the blocks of a type by the codes of a few positions.
+// A rowKernel multiplies the blocks of a type by the codes of a few positions. A
+// block here is that of the activations; the type's own may be two or four of 32.
 // The zero one stands for the plain Go of row.go.
 type rowKernel struct {
 	form     codeForm
@@ -100,9 +101,9 @@ func (p *product) fastRows(s *scratch, t, n, lo, hi int) {
 	f := &s.fast
 	p.packRows(s, t, n)
 	blocks := p.m.Cols / p.act
-	blockBytes := p.rowLen / blocks
+	groupBytes := 8 * p.rowLen / blocks
 	if p.kernel.halves {
-		blocks, blockBytes = 2*blocks, halfBytes
+		blocks, groupBytes = 2*blocks, 8*halfBytes
 	}
 	step := max(1, mostTerms/(blocks*n))
 	if step >= 8 {
@@ -136,7 +137,7 @@ func (p *product) fastRows(s *scratch, t, n, lo, hi int) {
 			fallthrough
 		default:
 			if done := all &^ 7; done < all {
-				copy(f.tail[:], data[done*blockBytes:])
+				copy(f.tail[:], data[done/8*groupBytes:])
 				a.w, a.groups, a.start, a.terms = &f.tail[0], 1, done%blocks, &f.terms[done]
 				p.kernel.run(a)
 			}

@@ -30,5 +30,19 @@ func rowsIQ4_XSAVX2(a *rowArgs)
 
 func rowsBlockAVX2(a *rowArgs)
 
+func rowsINT4_32AVX2(a *rowArgs)
+
+func rowsINT4_128AVX2(a *rowArgs)
+
+func rowsINT4F_32AVX2(a *rowArgs)
+
+func rowsINT4F_64AVX2(a *rowArgs)
+
+func rowsINT4F_128AVX2(a *rowArgs)
+
+func rowsINT8F_32AVX2(a *rowArgs)
+
+func rowsINT8F_128AVX2(a *rowArgs)
+
 // sumRowsAVX2 is sumRows.
 func sumRowsAVX2(y *float32, terms *float32, rows int, blocks int)

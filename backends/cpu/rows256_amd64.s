@@ -15618,6 +15618,2173 @@ alone:
 	VZEROUPPER
 	RET
 
+// func rowsINT4_32AVX2(a *rowArgs)
+// Requires: AVX, AVX2, CMOV, MMX+
+TEXT ·rowsINT4_32AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 96(AX), DX
+	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
+
+group:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 2(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part1:
+	VPMADDUBSW     (R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, (R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part1
+	VBROADCASTI128 20(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part2:
+	VPMADDUBSW     32(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 32(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part2
+	VBROADCASTI128 38(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part3:
+	VPMADDUBSW     64(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 64(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part3
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 56(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part4:
+	VPMADDUBSW     96(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 96(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part4
+	VBROADCASTI128 74(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part5:
+	VPMADDUBSW     128(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 128(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part5
+	VBROADCASTI128 92(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part6:
+	VPMADDUBSW     160(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 160(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part6
+	VBROADCASTI128 110(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part7:
+	VPMADDUBSW     192(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 192(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part7
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 128(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part8:
+	VPMADDUBSW  224(R9), Y0, Y1
+	VPMADDWD    constant0<>+0(SB), Y1, Y1
+	VMOVDQU     Y1, 224(R12)
+	ADDQ        $+256, R12
+	ADDQ        40(AX), R9
+	ADDQ        56(AX), R10
+	DECQ        R11
+	JNZ         part8
+	VPXOR       X0, X0, X0
+	VPXOR       X1, X1, X1
+	VPINSRW     $0x00, (CX), X0, X0
+	VPINSRW     $0x00, 72(CX), X1, X1
+	VPINSRW     $0x01, 18(CX), X0, X0
+	VPINSRW     $0x01, 90(CX), X1, X1
+	VPINSRW     $0x02, 36(CX), X0, X0
+	VPINSRW     $0x02, 108(CX), X1, X1
+	VPINSRW     $0x03, 54(CX), X0, X0
+	VPINSRW     $0x03, 126(CX), X1, X1
+	VPUNPCKLQDQ X1, X0, X0
+	VPMOVZXWD   X0, Y0
+	VPSLLD      $0x10, Y0, Y0
+	VPAND       constant42<>+0(SB), Y0, Y1
+	VPCMPGTD    constant43<>+0(SB), Y1, Y1
+	VPAND       Y1, Y0, Y0
+	MOVQ        112(AX), R9
+	MOVQ        88(AX), R10
+	MOVQ        DX, R11
+
+position9:
+	VMOVDQU    (R9), Y1
+	VMOVDQU    32(R9), Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    64(R9), Y2
+	VMOVDQU    96(R9), Y3
+	VPHADDD    Y3, Y2, Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    128(R9), Y3
+	VMOVDQU    160(R9), Y2
+	VPHADDD    Y2, Y3, Y3
+	VMOVDQU    192(R9), Y2
+	VMOVDQU    224(R9), Y4
+	VPHADDD    Y4, Y2, Y2
+	VPHADDD    Y2, Y3, Y3
+	VPERM2I128 $0x20, Y3, Y1, Y2
+	VPERM2I128 $0x31, Y3, Y1, Y1
+	VPADDD     Y1, Y2, Y2
+	ADDQ       $+256, R9
+	VMOVDQU    (R8), Y1
+	VPSLLD     $0x03, Y1, Y1
+	VPSUBD     Y1, Y2, Y2
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VMULPS     (DI), Y2, Y2
+	VMOVUPS    Y2, (R11)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R11
+	DECQ       R10
+	JNZ        position9
+	ADDQ       $+144, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 2(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	VPMADDUBSW     (SI), Y0, Y0
+	VPMADDWD       constant0<>+0(SB), Y0, Y0
+	VBROADCASTI128 20(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPMADDUBSW     32(SI), Y1, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VBROADCASTI128 38(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPMADDUBSW     64(SI), Y2, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 56(CX), Y3
+	VPSRLVQ        constant1<>+0(SB), Y3, Y3
+	VPAND          constant2<>+0(SB), Y3, Y3
+	VPMADDUBSW     96(SI), Y3, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	VBROADCASTI128 74(CX), Y4
+	VPSRLVQ        constant1<>+0(SB), Y4, Y4
+	VPAND          constant2<>+0(SB), Y4, Y4
+	VPMADDUBSW     128(SI), Y4, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	VBROADCASTI128 92(CX), Y5
+	VPSRLVQ        constant1<>+0(SB), Y5, Y5
+	VPAND          constant2<>+0(SB), Y5, Y5
+	VPMADDUBSW     160(SI), Y5, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	VBROADCASTI128 110(CX), Y6
+	VPSRLVQ        constant1<>+0(SB), Y6, Y6
+	VPAND          constant2<>+0(SB), Y6, Y6
+	VPMADDUBSW     192(SI), Y6, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 128(CX), Y7
+	VPSRLVQ        constant1<>+0(SB), Y7, Y7
+	VPAND          constant2<>+0(SB), Y7, Y7
+	VPMADDUBSW     224(SI), Y7, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	VPXOR          X8, X8, X8
+	VPXOR          X9, X9, X9
+	VPINSRW        $0x00, (CX), X8, X8
+	VPINSRW        $0x00, 72(CX), X9, X9
+	VPINSRW        $0x01, 18(CX), X8, X8
+	VPINSRW        $0x01, 90(CX), X9, X9
+	VPINSRW        $0x02, 36(CX), X8, X8
+	VPINSRW        $0x02, 108(CX), X9, X9
+	VPINSRW        $0x03, 54(CX), X8, X8
+	VPINSRW        $0x03, 126(CX), X9, X9
+	VPUNPCKLQDQ    X9, X8, X8
+	VPMOVZXWD      X8, Y8
+	VPSLLD         $0x10, Y8, Y8
+	VPAND          constant42<>+0(SB), Y8, Y9
+	VPCMPGTD       constant43<>+0(SB), Y9, Y9
+	VPAND          Y9, Y8, Y8
+	MOVQ           112(AX), SI
+	VPHADDD        Y1, Y0, Y0
+	VPHADDD        Y3, Y2, Y2
+	VPHADDD        Y2, Y0, Y0
+	VPHADDD        Y5, Y4, Y4
+	VPHADDD        Y7, Y6, Y6
+	VPHADDD        Y6, Y4, Y4
+	VPERM2I128     $0x20, Y4, Y0, Y1
+	VPERM2I128     $0x31, Y4, Y0, Y0
+	VPADDD         Y0, Y1, Y1
+	VMOVDQU        (R8), Y0
+	VPSLLD         $0x03, Y0, Y0
+	VPSUBD         Y0, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y8, Y1, Y1
+	VMULPS         (DI), Y1, Y1
+	VMOVUPS        Y1, (DX)
+	ADDQ           $+144, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
+	VZEROUPPER
+	RET
+
+DATA constant42<>+0(SB)/8, $0x7fffffff7fffffff
+DATA constant42<>+8(SB)/8, $0x7fffffff7fffffff
+DATA constant42<>+16(SB)/8, $0x7fffffff7fffffff
+DATA constant42<>+24(SB)/8, $0x7fffffff7fffffff
+DATA constant42<>+32(SB)/8, $0x7fffffff7fffffff
+DATA constant42<>+40(SB)/8, $0x7fffffff7fffffff
+DATA constant42<>+48(SB)/8, $0x7fffffff7fffffff
+DATA constant42<>+56(SB)/8, $0x7fffffff7fffffff
+GLOBL constant42<>(SB), RODATA|NOPTR, $64
+
+DATA constant43<>+0(SB)/8, $0x28ffffff28ffffff
+DATA constant43<>+8(SB)/8, $0x28ffffff28ffffff
+DATA constant43<>+16(SB)/8, $0x28ffffff28ffffff
+DATA constant43<>+24(SB)/8, $0x28ffffff28ffffff
+DATA constant43<>+32(SB)/8, $0x28ffffff28ffffff
+DATA constant43<>+40(SB)/8, $0x28ffffff28ffffff
+DATA constant43<>+48(SB)/8, $0x28ffffff28ffffff
+DATA constant43<>+56(SB)/8, $0x28ffffff28ffffff
+GLOBL constant43<>(SB), RODATA|NOPTR, $64
+
+// func rowsINT4_128AVX2(a *rowArgs)
+// Requires: AVX, AVX2, CMOV, MMX+
+TEXT ·rowsINT4_128AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 96(AX), DX
+	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
+
+group:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 2(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part1:
+	VPMADDUBSW     (R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, (R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part1
+	VBROADCASTI128 18(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part2:
+	VPMADDUBSW     32(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 32(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part2
+	VBROADCASTI128 34(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part3:
+	VPMADDUBSW     64(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 64(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part3
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 50(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part4:
+	VPMADDUBSW     96(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 96(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part4
+	VBROADCASTI128 68(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part5:
+	VPMADDUBSW     128(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 128(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part5
+	VBROADCASTI128 84(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part6:
+	VPMADDUBSW     160(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 160(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part6
+	VBROADCASTI128 100(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part7:
+	VPMADDUBSW     192(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 192(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part7
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 116(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part8:
+	VPMADDUBSW   224(R9), Y0, Y1
+	VPMADDWD     constant0<>+0(SB), Y1, Y1
+	VMOVDQU      Y1, 224(R12)
+	ADDQ         $+256, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part8
+	VPBROADCASTW (CX), X0
+	VPBROADCASTW 66(CX), X1
+	VPUNPCKLQDQ  X1, X0, X0
+	VPMOVZXWD    X0, Y0
+	VPSLLD       $0x10, Y0, Y0
+	VPAND        constant42<>+0(SB), Y0, Y1
+	VPCMPGTD     constant43<>+0(SB), Y1, Y1
+	VPAND        Y1, Y0, Y0
+	MOVQ         112(AX), R9
+	MOVQ         88(AX), R10
+	MOVQ         DX, R11
+
+position9:
+	VMOVDQU    (R9), Y1
+	VMOVDQU    32(R9), Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    64(R9), Y2
+	VMOVDQU    96(R9), Y3
+	VPHADDD    Y3, Y2, Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    128(R9), Y3
+	VMOVDQU    160(R9), Y2
+	VPHADDD    Y2, Y3, Y3
+	VMOVDQU    192(R9), Y2
+	VMOVDQU    224(R9), Y4
+	VPHADDD    Y4, Y2, Y2
+	VPHADDD    Y2, Y3, Y3
+	VPERM2I128 $0x20, Y3, Y1, Y2
+	VPERM2I128 $0x31, Y3, Y1, Y1
+	VPADDD     Y1, Y2, Y2
+	ADDQ       $+256, R9
+	VMOVDQU    (R8), Y1
+	VPSLLD     $0x03, Y1, Y1
+	VPSUBD     Y1, Y2, Y2
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VMULPS     (DI), Y2, Y2
+	VMOVUPS    Y2, (R11)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R11
+	DECQ       R10
+	JNZ        position9
+	ADDQ       $+132, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 2(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	VPMADDUBSW     (SI), Y0, Y0
+	VPMADDWD       constant0<>+0(SB), Y0, Y0
+	VBROADCASTI128 18(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPMADDUBSW     32(SI), Y1, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VBROADCASTI128 34(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPMADDUBSW     64(SI), Y2, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 50(CX), Y3
+	VPSRLVQ        constant1<>+0(SB), Y3, Y3
+	VPAND          constant2<>+0(SB), Y3, Y3
+	VPMADDUBSW     96(SI), Y3, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	VBROADCASTI128 68(CX), Y4
+	VPSRLVQ        constant1<>+0(SB), Y4, Y4
+	VPAND          constant2<>+0(SB), Y4, Y4
+	VPMADDUBSW     128(SI), Y4, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	VBROADCASTI128 84(CX), Y5
+	VPSRLVQ        constant1<>+0(SB), Y5, Y5
+	VPAND          constant2<>+0(SB), Y5, Y5
+	VPMADDUBSW     160(SI), Y5, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	VBROADCASTI128 100(CX), Y6
+	VPSRLVQ        constant1<>+0(SB), Y6, Y6
+	VPAND          constant2<>+0(SB), Y6, Y6
+	VPMADDUBSW     192(SI), Y6, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 116(CX), Y7
+	VPSRLVQ        constant1<>+0(SB), Y7, Y7
+	VPAND          constant2<>+0(SB), Y7, Y7
+	VPMADDUBSW     224(SI), Y7, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	VPBROADCASTW   (CX), X8
+	VPBROADCASTW   66(CX), X9
+	VPUNPCKLQDQ    X9, X8, X8
+	VPMOVZXWD      X8, Y8
+	VPSLLD         $0x10, Y8, Y8
+	VPAND          constant42<>+0(SB), Y8, Y9
+	VPCMPGTD       constant43<>+0(SB), Y9, Y9
+	VPAND          Y9, Y8, Y8
+	MOVQ           112(AX), SI
+	VPHADDD        Y1, Y0, Y0
+	VPHADDD        Y3, Y2, Y2
+	VPHADDD        Y2, Y0, Y0
+	VPHADDD        Y5, Y4, Y4
+	VPHADDD        Y7, Y6, Y6
+	VPHADDD        Y6, Y4, Y4
+	VPERM2I128     $0x20, Y4, Y0, Y1
+	VPERM2I128     $0x31, Y4, Y0, Y0
+	VPADDD         Y0, Y1, Y1
+	VMOVDQU        (R8), Y0
+	VPSLLD         $0x03, Y0, Y0
+	VPSUBD         Y0, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y8, Y1, Y1
+	VMULPS         (DI), Y1, Y1
+	VMOVUPS        Y1, (DX)
+	ADDQ           $+132, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
+	VZEROUPPER
+	RET
+
+// func rowsINT4F_32AVX2(a *rowArgs)
+// Requires: AVX, AVX2, CMOV, MMX+
+TEXT ·rowsINT4F_32AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 96(AX), DX
+	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
+
+group:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 4(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part1:
+	VPMADDUBSW     (R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, (R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part1
+	VBROADCASTI128 24(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part2:
+	VPMADDUBSW     32(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 32(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part2
+	VBROADCASTI128 44(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part3:
+	VPMADDUBSW     64(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 64(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part3
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 64(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part4:
+	VPMADDUBSW     96(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 96(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part4
+	VBROADCASTI128 84(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part5:
+	VPMADDUBSW     128(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 128(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part5
+	VBROADCASTI128 104(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part6:
+	VPMADDUBSW     160(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 160(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part6
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 124(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part7:
+	VPMADDUBSW     192(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 192(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part7
+	VBROADCASTI128 144(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part8:
+	VPMADDUBSW  224(R9), Y0, Y1
+	VPMADDWD    constant0<>+0(SB), Y1, Y1
+	VMOVDQU     Y1, 224(R12)
+	ADDQ        $+256, R12
+	ADDQ        40(AX), R9
+	ADDQ        56(AX), R10
+	DECQ        R11
+	JNZ         part8
+	VMOVSS      (CX), X2
+	VINSERTPS   $0x10, 20(CX), X2, X2
+	VINSERTPS   $0x20, 40(CX), X2, X2
+	VINSERTPS   $0x30, 60(CX), X2, X2
+	VMOVSS      80(CX), X0
+	VINSERTPS   $0x10, 100(CX), X0, X0
+	VINSERTPS   $0x20, 120(CX), X0, X0
+	VINSERTPS   $0x30, 140(CX), X0, X0
+	VINSERTF128 $0x01, X0, Y2, Y0
+	VPAND       constant42<>+0(SB), Y0, Y1
+	VPCMPGTD    constant43<>+0(SB), Y1, Y1
+	VPAND       Y1, Y0, Y0
+	MOVQ        112(AX), R9
+	MOVQ        88(AX), R10
+	MOVQ        DX, R11
+
+position9:
+	VMOVDQU    (R9), Y1
+	VMOVDQU    32(R9), Y3
+	VPHADDD    Y3, Y1, Y1
+	VMOVDQU    64(R9), Y3
+	VMOVDQU    96(R9), Y4
+	VPHADDD    Y4, Y3, Y3
+	VPHADDD    Y3, Y1, Y1
+	VMOVDQU    128(R9), Y4
+	VMOVDQU    160(R9), Y3
+	VPHADDD    Y3, Y4, Y4
+	VMOVDQU    192(R9), Y3
+	VMOVDQU    224(R9), Y5
+	VPHADDD    Y5, Y3, Y3
+	VPHADDD    Y3, Y4, Y4
+	VPERM2I128 $0x20, Y4, Y1, Y3
+	VPERM2I128 $0x31, Y4, Y1, Y1
+	VPADDD     Y1, Y3, Y3
+	ADDQ       $+256, R9
+	VMOVDQU    (R8), Y1
+	VPSLLD     $0x03, Y1, Y1
+	VPSUBD     Y1, Y3, Y3
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VMULPS     (DI), Y3, Y3
+	VMOVUPS    Y3, (R11)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R11
+	DECQ       R10
+	JNZ        position9
+	ADDQ       $+160, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 4(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	VPMADDUBSW     (SI), Y0, Y0
+	VPMADDWD       constant0<>+0(SB), Y0, Y0
+	VBROADCASTI128 24(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPMADDUBSW     32(SI), Y2, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	VBROADCASTI128 44(CX), Y3
+	VPSRLVQ        constant1<>+0(SB), Y3, Y3
+	VPAND          constant2<>+0(SB), Y3, Y3
+	VPMADDUBSW     64(SI), Y3, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 64(CX), Y4
+	VPSRLVQ        constant1<>+0(SB), Y4, Y4
+	VPAND          constant2<>+0(SB), Y4, Y4
+	VPMADDUBSW     96(SI), Y4, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	VBROADCASTI128 84(CX), Y5
+	VPSRLVQ        constant1<>+0(SB), Y5, Y5
+	VPAND          constant2<>+0(SB), Y5, Y5
+	VPMADDUBSW     128(SI), Y5, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	VBROADCASTI128 104(CX), Y6
+	VPSRLVQ        constant1<>+0(SB), Y6, Y6
+	VPAND          constant2<>+0(SB), Y6, Y6
+	VPMADDUBSW     160(SI), Y6, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 124(CX), Y7
+	VPSRLVQ        constant1<>+0(SB), Y7, Y7
+	VPAND          constant2<>+0(SB), Y7, Y7
+	VPMADDUBSW     192(SI), Y7, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	VBROADCASTI128 144(CX), Y8
+	VPSRLVQ        constant1<>+0(SB), Y8, Y8
+	VPAND          constant2<>+0(SB), Y8, Y8
+	VPMADDUBSW     224(SI), Y8, Y8
+	VPMADDWD       constant0<>+0(SB), Y8, Y8
+	VMOVSS         (CX), X1
+	VINSERTPS      $0x10, 20(CX), X1, X1
+	VINSERTPS      $0x20, 40(CX), X1, X1
+	VINSERTPS      $0x30, 60(CX), X1, X1
+	VMOVSS         80(CX), X9
+	VINSERTPS      $0x10, 100(CX), X9, X9
+	VINSERTPS      $0x20, 120(CX), X9, X9
+	VINSERTPS      $0x30, 140(CX), X9, X9
+	VINSERTF128    $0x01, X9, Y1, Y9
+	VPAND          constant42<>+0(SB), Y9, Y10
+	VPCMPGTD       constant43<>+0(SB), Y10, Y10
+	VPAND          Y10, Y9, Y9
+	MOVQ           112(AX), SI
+	VPHADDD        Y2, Y0, Y0
+	VPHADDD        Y4, Y3, Y3
+	VPHADDD        Y3, Y0, Y0
+	VPHADDD        Y6, Y5, Y5
+	VPHADDD        Y8, Y7, Y7
+	VPHADDD        Y7, Y5, Y5
+	VPERM2I128     $0x20, Y5, Y0, Y2
+	VPERM2I128     $0x31, Y5, Y0, Y0
+	VPADDD         Y0, Y2, Y2
+	VMOVDQU        (R8), Y0
+	VPSLLD         $0x03, Y0, Y0
+	VPSUBD         Y0, Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y9, Y2, Y2
+	VMULPS         (DI), Y2, Y2
+	VMOVUPS        Y2, (DX)
+	ADDQ           $+160, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
+	VZEROUPPER
+	RET
+
+// func rowsINT4F_64AVX2(a *rowArgs)
+// Requires: AVX, AVX2, CMOV, MMX+
+TEXT ·rowsINT4F_64AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 96(AX), DX
+	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
+
+group:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 4(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part1:
+	VPMADDUBSW     (R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, (R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part1
+	VBROADCASTI128 20(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part2:
+	VPMADDUBSW     32(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 32(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part2
+	VBROADCASTI128 40(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part3:
+	VPMADDUBSW     64(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 64(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part3
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 56(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part4:
+	VPMADDUBSW     96(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 96(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part4
+	VBROADCASTI128 76(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part5:
+	VPMADDUBSW     128(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 128(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part5
+	VBROADCASTI128 92(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part6:
+	VPMADDUBSW     160(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 160(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part6
+	VBROADCASTI128 112(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part7:
+	VPMADDUBSW     192(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 192(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part7
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 128(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part8:
+	VPMADDUBSW 224(R9), Y0, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 224(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part8
+	VMOVSS     (CX), X0
+	VINSERTPS  $0x10, 36(CX), X0, X0
+	VINSERTPS  $0x20, 72(CX), X0, X0
+	VINSERTPS  $0x30, 108(CX), X0, X0
+	VPMOVZXDQ  X0, Y0
+	VMOVSLDUP  Y0, Y0
+	VPAND      constant42<>+0(SB), Y0, Y1
+	VPCMPGTD   constant43<>+0(SB), Y1, Y1
+	VPAND      Y1, Y0, Y0
+	MOVQ       112(AX), R9
+	MOVQ       88(AX), R10
+	MOVQ       DX, R11
+
+position9:
+	VMOVDQU    (R9), Y1
+	VMOVDQU    32(R9), Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    64(R9), Y2
+	VMOVDQU    96(R9), Y3
+	VPHADDD    Y3, Y2, Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    128(R9), Y3
+	VMOVDQU    160(R9), Y2
+	VPHADDD    Y2, Y3, Y3
+	VMOVDQU    192(R9), Y2
+	VMOVDQU    224(R9), Y4
+	VPHADDD    Y4, Y2, Y2
+	VPHADDD    Y2, Y3, Y3
+	VPERM2I128 $0x20, Y3, Y1, Y2
+	VPERM2I128 $0x31, Y3, Y1, Y1
+	VPADDD     Y1, Y2, Y2
+	ADDQ       $+256, R9
+	VMOVDQU    (R8), Y1
+	VPSLLD     $0x03, Y1, Y1
+	VPSUBD     Y1, Y2, Y2
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VMULPS     (DI), Y2, Y2
+	VMOVUPS    Y2, (R11)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R11
+	DECQ       R10
+	JNZ        position9
+	ADDQ       $+144, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 4(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	VPMADDUBSW     (SI), Y0, Y0
+	VPMADDWD       constant0<>+0(SB), Y0, Y0
+	VBROADCASTI128 20(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPMADDUBSW     32(SI), Y1, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VBROADCASTI128 40(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPMADDUBSW     64(SI), Y2, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 56(CX), Y3
+	VPSRLVQ        constant1<>+0(SB), Y3, Y3
+	VPAND          constant2<>+0(SB), Y3, Y3
+	VPMADDUBSW     96(SI), Y3, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	VBROADCASTI128 76(CX), Y4
+	VPSRLVQ        constant1<>+0(SB), Y4, Y4
+	VPAND          constant2<>+0(SB), Y4, Y4
+	VPMADDUBSW     128(SI), Y4, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	VBROADCASTI128 92(CX), Y5
+	VPSRLVQ        constant1<>+0(SB), Y5, Y5
+	VPAND          constant2<>+0(SB), Y5, Y5
+	VPMADDUBSW     160(SI), Y5, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	VBROADCASTI128 112(CX), Y6
+	VPSRLVQ        constant1<>+0(SB), Y6, Y6
+	VPAND          constant2<>+0(SB), Y6, Y6
+	VPMADDUBSW     192(SI), Y6, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 128(CX), Y7
+	VPSRLVQ        constant1<>+0(SB), Y7, Y7
+	VPAND          constant2<>+0(SB), Y7, Y7
+	VPMADDUBSW     224(SI), Y7, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	VMOVSS         (CX), X8
+	VINSERTPS      $0x10, 36(CX), X8, X8
+	VINSERTPS      $0x20, 72(CX), X8, X8
+	VINSERTPS      $0x30, 108(CX), X8, X8
+	VPMOVZXDQ      X8, Y8
+	VMOVSLDUP      Y8, Y8
+	VPAND          constant42<>+0(SB), Y8, Y9
+	VPCMPGTD       constant43<>+0(SB), Y9, Y9
+	VPAND          Y9, Y8, Y8
+	MOVQ           112(AX), SI
+	VPHADDD        Y1, Y0, Y0
+	VPHADDD        Y3, Y2, Y2
+	VPHADDD        Y2, Y0, Y0
+	VPHADDD        Y5, Y4, Y4
+	VPHADDD        Y7, Y6, Y6
+	VPHADDD        Y6, Y4, Y4
+	VPERM2I128     $0x20, Y4, Y0, Y1
+	VPERM2I128     $0x31, Y4, Y0, Y0
+	VPADDD         Y0, Y1, Y1
+	VMOVDQU        (R8), Y0
+	VPSLLD         $0x03, Y0, Y0
+	VPSUBD         Y0, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y8, Y1, Y1
+	VMULPS         (DI), Y1, Y1
+	VMOVUPS        Y1, (DX)
+	ADDQ           $+144, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
+	VZEROUPPER
+	RET
+
+// func rowsINT4F_128AVX2(a *rowArgs)
+// Requires: AVX, AVX2, CMOV, MMX+
+TEXT ·rowsINT4F_128AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 96(AX), DX
+	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
+
+group:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 4(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part1:
+	VPMADDUBSW     (R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, (R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part1
+	VBROADCASTI128 20(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part2:
+	VPMADDUBSW     32(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 32(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part2
+	VBROADCASTI128 36(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part3:
+	VPMADDUBSW     64(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 64(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part3
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 52(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part4:
+	VPMADDUBSW     96(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 96(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part4
+	VBROADCASTI128 72(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part5:
+	VPMADDUBSW     128(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 128(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part5
+	VBROADCASTI128 88(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part6:
+	VPMADDUBSW     160(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 160(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part6
+	VBROADCASTI128 104(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part7:
+	VPMADDUBSW     192(R9), Y0, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VMOVDQU        Y1, 192(R12)
+	ADDQ           $+256, R12
+	ADDQ           40(AX), R9
+	ADDQ           56(AX), R10
+	DECQ           R11
+	JNZ            part7
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 120(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	MOVQ           112(AX), R12
+	MOVQ           SI, R9
+	MOVQ           R8, R10
+	MOVQ           88(AX), R11
+
+part8:
+	VPMADDUBSW   224(R9), Y0, Y1
+	VPMADDWD     constant0<>+0(SB), Y1, Y1
+	VMOVDQU      Y1, 224(R12)
+	ADDQ         $+256, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part8
+	VBROADCASTSS (CX), Y0
+	VBROADCASTSS 68(CX), X1
+	VINSERTF128  $0x01, X1, Y0, Y0
+	VPAND        constant42<>+0(SB), Y0, Y1
+	VPCMPGTD     constant43<>+0(SB), Y1, Y1
+	VPAND        Y1, Y0, Y0
+	MOVQ         112(AX), R9
+	MOVQ         88(AX), R10
+	MOVQ         DX, R11
+
+position9:
+	VMOVDQU    (R9), Y1
+	VMOVDQU    32(R9), Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    64(R9), Y2
+	VMOVDQU    96(R9), Y3
+	VPHADDD    Y3, Y2, Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    128(R9), Y3
+	VMOVDQU    160(R9), Y2
+	VPHADDD    Y2, Y3, Y3
+	VMOVDQU    192(R9), Y2
+	VMOVDQU    224(R9), Y4
+	VPHADDD    Y4, Y2, Y2
+	VPHADDD    Y2, Y3, Y3
+	VPERM2I128 $0x20, Y3, Y1, Y2
+	VPERM2I128 $0x31, Y3, Y1, Y1
+	VPADDD     Y1, Y2, Y2
+	ADDQ       $+256, R9
+	VMOVDQU    (R8), Y1
+	VPSLLD     $0x03, Y1, Y1
+	VPSUBD     Y1, Y2, Y2
+	VCVTDQ2PS  Y2, Y2
+	VMULPS     Y0, Y2, Y2
+	VMULPS     (DI), Y2, Y2
+	VMOVUPS    Y2, (R11)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R11
+	DECQ       R10
+	JNZ        position9
+	ADDQ       $+136, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ           16(AX), SI
+	MOVQ           24(AX), DI
+	MOVQ           32(AX), R8
+	IMUL3Q         $+32, BX, R9
+	ADDQ           R9, SI
+	LEAQ           (DI)(BX*4), DI
+	LEAQ           (R8)(BX*4), R8
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 4(CX), Y0
+	VPSRLVQ        constant1<>+0(SB), Y0, Y0
+	VPAND          constant2<>+0(SB), Y0, Y0
+	VPMADDUBSW     (SI), Y0, Y0
+	VPMADDWD       constant0<>+0(SB), Y0, Y0
+	VBROADCASTI128 20(CX), Y1
+	VPSRLVQ        constant1<>+0(SB), Y1, Y1
+	VPAND          constant2<>+0(SB), Y1, Y1
+	VPMADDUBSW     32(SI), Y1, Y1
+	VPMADDWD       constant0<>+0(SB), Y1, Y1
+	VBROADCASTI128 36(CX), Y2
+	VPSRLVQ        constant1<>+0(SB), Y2, Y2
+	VPAND          constant2<>+0(SB), Y2, Y2
+	VPMADDUBSW     64(SI), Y2, Y2
+	VPMADDWD       constant0<>+0(SB), Y2, Y2
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 52(CX), Y3
+	VPSRLVQ        constant1<>+0(SB), Y3, Y3
+	VPAND          constant2<>+0(SB), Y3, Y3
+	VPMADDUBSW     96(SI), Y3, Y3
+	VPMADDWD       constant0<>+0(SB), Y3, Y3
+	VBROADCASTI128 72(CX), Y4
+	VPSRLVQ        constant1<>+0(SB), Y4, Y4
+	VPAND          constant2<>+0(SB), Y4, Y4
+	VPMADDUBSW     128(SI), Y4, Y4
+	VPMADDWD       constant0<>+0(SB), Y4, Y4
+	VBROADCASTI128 88(CX), Y5
+	VPSRLVQ        constant1<>+0(SB), Y5, Y5
+	VPAND          constant2<>+0(SB), Y5, Y5
+	VPMADDUBSW     160(SI), Y5, Y5
+	VPMADDWD       constant0<>+0(SB), Y5, Y5
+	VBROADCASTI128 104(CX), Y6
+	VPSRLVQ        constant1<>+0(SB), Y6, Y6
+	VPAND          constant2<>+0(SB), Y6, Y6
+	VPMADDUBSW     192(SI), Y6, Y6
+	VPMADDWD       constant0<>+0(SB), Y6, Y6
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 120(CX), Y7
+	VPSRLVQ        constant1<>+0(SB), Y7, Y7
+	VPAND          constant2<>+0(SB), Y7, Y7
+	VPMADDUBSW     224(SI), Y7, Y7
+	VPMADDWD       constant0<>+0(SB), Y7, Y7
+	VBROADCASTSS   (CX), Y8
+	VBROADCASTSS   68(CX), X9
+	VINSERTF128    $0x01, X9, Y8, Y8
+	VPAND          constant42<>+0(SB), Y8, Y9
+	VPCMPGTD       constant43<>+0(SB), Y9, Y9
+	VPAND          Y9, Y8, Y8
+	MOVQ           112(AX), SI
+	VPHADDD        Y1, Y0, Y0
+	VPHADDD        Y3, Y2, Y2
+	VPHADDD        Y2, Y0, Y0
+	VPHADDD        Y5, Y4, Y4
+	VPHADDD        Y7, Y6, Y6
+	VPHADDD        Y6, Y4, Y4
+	VPERM2I128     $0x20, Y4, Y0, Y1
+	VPERM2I128     $0x31, Y4, Y0, Y0
+	VPADDD         Y0, Y1, Y1
+	VMOVDQU        (R8), Y0
+	VPSLLD         $0x03, Y0, Y0
+	VPSUBD         Y0, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y8, Y1, Y1
+	VMULPS         (DI), Y1, Y1
+	VMOVUPS        Y1, (DX)
+	ADDQ           $+136, CX
+	ADDQ           $0x20, DX
+	ADDQ           80(AX), BX
+	MOVQ           BX, R9
+	SUBQ           64(AX), R9
+	CMOVQGE        R9, BX
+	DECQ           8(AX)
+	JNZ            alone
+	VZEROUPPER
+	RET
+
+// func rowsINT8F_32AVX2(a *rowArgs)
+// Requires: AVX, AVX2, CMOV, MMX+
+TEXT ·rowsINT8F_32AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 96(AX), DX
+	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
+
+group:
+	MOVQ       16(AX), SI
+	MOVQ       24(AX), DI
+	MOVQ       32(AX), R8
+	IMUL3Q     $+32, BX, R9
+	ADDQ       R9, SI
+	LEAQ       (DI)(BX*4), DI
+	LEAQ       (R8)(BX*4), R8
+	PREFETCHT0 4096(CX)
+	VMOVDQU    4(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part1:
+	VMOVDQU    (R9), Y1
+	VPSIGNB    Y0, Y1, Y3
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y3, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, (R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part1
+	PREFETCHT0 4160(CX)
+	VMOVDQU    40(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part2:
+	VMOVDQU    32(R9), Y1
+	VPSIGNB    Y0, Y1, Y3
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y3, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 32(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part2
+	VMOVDQU    76(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part3:
+	VMOVDQU    64(R9), Y1
+	VPSIGNB    Y0, Y1, Y3
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y3, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 64(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part3
+	PREFETCHT0 4224(CX)
+	VMOVDQU    112(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part4:
+	VMOVDQU    96(R9), Y1
+	VPSIGNB    Y0, Y1, Y3
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y3, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 96(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part4
+	VMOVDQU    148(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part5:
+	VMOVDQU    128(R9), Y1
+	VPSIGNB    Y0, Y1, Y3
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y3, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 128(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part5
+	PREFETCHT0 4288(CX)
+	VMOVDQU    184(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part6:
+	VMOVDQU    160(R9), Y1
+	VPSIGNB    Y0, Y1, Y3
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y3, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 160(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part6
+	VMOVDQU    220(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part7:
+	VMOVDQU    192(R9), Y1
+	VPSIGNB    Y0, Y1, Y3
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y3, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 192(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part7
+	PREFETCHT0 4352(CX)
+	VMOVDQU    256(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part8:
+	VMOVDQU     224(R9), Y1
+	VPSIGNB     Y0, Y1, Y3
+	VPABSB      Y0, Y1
+	VPMADDUBSW  Y3, Y1, Y1
+	VPMADDWD    constant0<>+0(SB), Y1, Y1
+	VMOVDQU     Y1, 224(R12)
+	ADDQ        $+256, R12
+	ADDQ        40(AX), R9
+	ADDQ        56(AX), R10
+	DECQ        R11
+	JNZ         part8
+	VMOVSS      (CX), X2
+	VINSERTPS   $0x10, 36(CX), X2, X2
+	VINSERTPS   $0x20, 72(CX), X2, X2
+	VINSERTPS   $0x30, 108(CX), X2, X2
+	VMOVSS      144(CX), X0
+	VINSERTPS   $0x10, 180(CX), X0, X0
+	VINSERTPS   $0x20, 216(CX), X0, X0
+	VINSERTPS   $0x30, 252(CX), X0, X0
+	VINSERTF128 $0x01, X0, Y2, Y0
+	VPAND       constant42<>+0(SB), Y0, Y1
+	VPCMPGTD    constant43<>+0(SB), Y1, Y1
+	VPAND       Y1, Y0, Y0
+	MOVQ        112(AX), R9
+	MOVQ        88(AX), R10
+	MOVQ        DX, R11
+
+position9:
+	VMOVDQU    (R9), Y1
+	VMOVDQU    32(R9), Y3
+	VPHADDD    Y3, Y1, Y1
+	VMOVDQU    64(R9), Y3
+	VMOVDQU    96(R9), Y4
+	VPHADDD    Y4, Y3, Y3
+	VPHADDD    Y3, Y1, Y1
+	VMOVDQU    128(R9), Y3
+	VMOVDQU    160(R9), Y4
+	VPHADDD    Y4, Y3, Y3
+	VMOVDQU    192(R9), Y4
+	VMOVDQU    224(R9), Y5
+	VPHADDD    Y5, Y4, Y4
+	VPHADDD    Y4, Y3, Y3
+	VPERM2I128 $0x20, Y3, Y1, Y4
+	VPERM2I128 $0x31, Y3, Y1, Y1
+	VPADDD     Y1, Y4, Y4
+	ADDQ       $+256, R9
+	VCVTDQ2PS  Y4, Y4
+	VMULPS     Y0, Y4, Y4
+	VMULPS     (DI), Y4, Y4
+	VMOVUPS    Y4, (R11)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R11
+	DECQ       R10
+	JNZ        position9
+	ADDQ       $+288, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ        16(AX), SI
+	MOVQ        24(AX), DI
+	MOVQ        32(AX), R8
+	IMUL3Q      $+32, BX, R9
+	ADDQ        R9, SI
+	LEAQ        (DI)(BX*4), DI
+	LEAQ        (R8)(BX*4), R8
+	PREFETCHT0  4096(CX)
+	VMOVDQU     4(CX), Y0
+	VMOVDQU     (SI), Y1
+	VPSIGNB     Y0, Y1, Y1
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y1, Y0, Y1
+	VPMADDWD    constant0<>+0(SB), Y1, Y1
+	PREFETCHT0  4160(CX)
+	VMOVDQU     40(CX), Y0
+	VMOVDQU     32(SI), Y3
+	VPSIGNB     Y0, Y3, Y3
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y3, Y0, Y3
+	VPMADDWD    constant0<>+0(SB), Y3, Y3
+	VMOVDQU     76(CX), Y0
+	VMOVDQU     64(SI), Y4
+	VPSIGNB     Y0, Y4, Y4
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y4, Y0, Y4
+	VPMADDWD    constant0<>+0(SB), Y4, Y4
+	PREFETCHT0  4224(CX)
+	VMOVDQU     112(CX), Y0
+	VMOVDQU     96(SI), Y5
+	VPSIGNB     Y0, Y5, Y5
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y5, Y0, Y5
+	VPMADDWD    constant0<>+0(SB), Y5, Y5
+	VMOVDQU     148(CX), Y0
+	VMOVDQU     128(SI), Y6
+	VPSIGNB     Y0, Y6, Y6
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y6, Y0, Y6
+	VPMADDWD    constant0<>+0(SB), Y6, Y6
+	PREFETCHT0  4288(CX)
+	VMOVDQU     184(CX), Y0
+	VMOVDQU     160(SI), Y7
+	VPSIGNB     Y0, Y7, Y7
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y7, Y0, Y7
+	VPMADDWD    constant0<>+0(SB), Y7, Y7
+	VMOVDQU     220(CX), Y0
+	VMOVDQU     192(SI), Y8
+	VPSIGNB     Y0, Y8, Y8
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y8, Y0, Y8
+	VPMADDWD    constant0<>+0(SB), Y8, Y8
+	PREFETCHT0  4352(CX)
+	VMOVDQU     256(CX), Y0
+	VMOVDQU     224(SI), Y9
+	VPSIGNB     Y0, Y9, Y9
+	VPABSB      Y0, Y0
+	VPMADDUBSW  Y9, Y0, Y9
+	VPMADDWD    constant0<>+0(SB), Y9, Y9
+	VMOVSS      (CX), X2
+	VINSERTPS   $0x10, 36(CX), X2, X2
+	VINSERTPS   $0x20, 72(CX), X2, X2
+	VINSERTPS   $0x30, 108(CX), X2, X2
+	VMOVSS      144(CX), X0
+	VINSERTPS   $0x10, 180(CX), X0, X0
+	VINSERTPS   $0x20, 216(CX), X0, X0
+	VINSERTPS   $0x30, 252(CX), X0, X0
+	VINSERTF128 $0x01, X0, Y2, Y0
+	VPAND       constant42<>+0(SB), Y0, Y10
+	VPCMPGTD    constant43<>+0(SB), Y10, Y10
+	VPAND       Y10, Y0, Y0
+	MOVQ        112(AX), SI
+	VPHADDD     Y3, Y1, Y1
+	VPHADDD     Y5, Y4, Y4
+	VPHADDD     Y4, Y1, Y1
+	VPHADDD     Y7, Y6, Y6
+	VPHADDD     Y9, Y8, Y8
+	VPHADDD     Y8, Y6, Y6
+	VPERM2I128  $0x20, Y6, Y1, Y3
+	VPERM2I128  $0x31, Y6, Y1, Y1
+	VPADDD      Y1, Y3, Y3
+	VCVTDQ2PS   Y3, Y3
+	VMULPS      Y0, Y3, Y3
+	VMULPS      (DI), Y3, Y3
+	VMOVUPS     Y3, (DX)
+	ADDQ        $+288, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         alone
+	VZEROUPPER
+	RET
+
+// func rowsINT8F_128AVX2(a *rowArgs)
+// Requires: AVX, AVX2, CMOV, MMX+
+TEXT ·rowsINT8F_128AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 96(AX), DX
+	MOVQ 72(AX), BX
+	CMPQ 88(AX), $0x01
+	JEQ  alone
+
+group:
+	MOVQ       16(AX), SI
+	MOVQ       24(AX), DI
+	MOVQ       32(AX), R8
+	IMUL3Q     $+32, BX, R9
+	ADDQ       R9, SI
+	LEAQ       (DI)(BX*4), DI
+	LEAQ       (R8)(BX*4), R8
+	PREFETCHT0 4096(CX)
+	VMOVDQU    4(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part1:
+	VMOVDQU    (R9), Y1
+	VPSIGNB    Y0, Y1, Y2
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y2, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, (R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part1
+	PREFETCHT0 4160(CX)
+	VMOVDQU    36(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part2:
+	VMOVDQU    32(R9), Y1
+	VPSIGNB    Y0, Y1, Y2
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y2, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 32(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part2
+	VMOVDQU    68(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part3:
+	VMOVDQU    64(R9), Y1
+	VPSIGNB    Y0, Y1, Y2
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y2, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 64(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part3
+	PREFETCHT0 4224(CX)
+	VMOVDQU    100(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part4:
+	VMOVDQU    96(R9), Y1
+	VPSIGNB    Y0, Y1, Y2
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y2, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 96(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part4
+	VMOVDQU    136(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part5:
+	VMOVDQU    128(R9), Y1
+	VPSIGNB    Y0, Y1, Y2
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y2, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 128(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part5
+	PREFETCHT0 4288(CX)
+	VMOVDQU    168(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part6:
+	VMOVDQU    160(R9), Y1
+	VPSIGNB    Y0, Y1, Y2
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y2, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 160(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part6
+	VMOVDQU    200(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part7:
+	VMOVDQU    192(R9), Y1
+	VPSIGNB    Y0, Y1, Y2
+	VPABSB     Y0, Y1
+	VPMADDUBSW Y2, Y1, Y1
+	VPMADDWD   constant0<>+0(SB), Y1, Y1
+	VMOVDQU    Y1, 192(R12)
+	ADDQ       $+256, R12
+	ADDQ       40(AX), R9
+	ADDQ       56(AX), R10
+	DECQ       R11
+	JNZ        part7
+	PREFETCHT0 4352(CX)
+	VMOVDQU    232(CX), Y0
+	MOVQ       112(AX), R12
+	MOVQ       SI, R9
+	MOVQ       R8, R10
+	MOVQ       88(AX), R11
+
+part8:
+	VMOVDQU      224(R9), Y1
+	VPSIGNB      Y0, Y1, Y2
+	VPABSB       Y0, Y1
+	VPMADDUBSW   Y2, Y1, Y1
+	VPMADDWD     constant0<>+0(SB), Y1, Y1
+	VMOVDQU      Y1, 224(R12)
+	ADDQ         $+256, R12
+	ADDQ         40(AX), R9
+	ADDQ         56(AX), R10
+	DECQ         R11
+	JNZ          part8
+	VBROADCASTSS (CX), Y0
+	VBROADCASTSS 132(CX), X1
+	VINSERTF128  $0x01, X1, Y0, Y0
+	VPAND        constant42<>+0(SB), Y0, Y1
+	VPCMPGTD     constant43<>+0(SB), Y1, Y1
+	VPAND        Y1, Y0, Y0
+	MOVQ         112(AX), R9
+	MOVQ         88(AX), R10
+	MOVQ         DX, R11
+
+position9:
+	VMOVDQU    (R9), Y1
+	VMOVDQU    32(R9), Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    64(R9), Y2
+	VMOVDQU    96(R9), Y3
+	VPHADDD    Y3, Y2, Y2
+	VPHADDD    Y2, Y1, Y1
+	VMOVDQU    128(R9), Y2
+	VMOVDQU    160(R9), Y3
+	VPHADDD    Y3, Y2, Y2
+	VMOVDQU    192(R9), Y3
+	VMOVDQU    224(R9), Y4
+	VPHADDD    Y4, Y3, Y3
+	VPHADDD    Y3, Y2, Y2
+	VPERM2I128 $0x20, Y2, Y1, Y3
+	VPERM2I128 $0x31, Y2, Y1, Y1
+	VPADDD     Y1, Y3, Y3
+	ADDQ       $+256, R9
+	VCVTDQ2PS  Y3, Y3
+	VMULPS     Y0, Y3, Y3
+	VMULPS     (DI), Y3, Y3
+	VMOVUPS    Y3, (R11)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R11
+	DECQ       R10
+	JNZ        position9
+	ADDQ       $+264, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+32, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	LEAQ         (R8)(BX*4), R8
+	PREFETCHT0   4096(CX)
+	VMOVDQU      4(CX), Y0
+	VMOVDQU      (SI), Y1
+	VPSIGNB      Y0, Y1, Y1
+	VPABSB       Y0, Y0
+	VPMADDUBSW   Y1, Y0, Y1
+	VPMADDWD     constant0<>+0(SB), Y1, Y1
+	PREFETCHT0   4160(CX)
+	VMOVDQU      36(CX), Y0
+	VMOVDQU      32(SI), Y2
+	VPSIGNB      Y0, Y2, Y2
+	VPABSB       Y0, Y0
+	VPMADDUBSW   Y2, Y0, Y2
+	VPMADDWD     constant0<>+0(SB), Y2, Y2
+	VMOVDQU      68(CX), Y0
+	VMOVDQU      64(SI), Y3
+	VPSIGNB      Y0, Y3, Y3
+	VPABSB       Y0, Y0
+	VPMADDUBSW   Y3, Y0, Y3
+	VPMADDWD     constant0<>+0(SB), Y3, Y3
+	PREFETCHT0   4224(CX)
+	VMOVDQU      100(CX), Y0
+	VMOVDQU      96(SI), Y4
+	VPSIGNB      Y0, Y4, Y4
+	VPABSB       Y0, Y0
+	VPMADDUBSW   Y4, Y0, Y4
+	VPMADDWD     constant0<>+0(SB), Y4, Y4
+	VMOVDQU      136(CX), Y0
+	VMOVDQU      128(SI), Y5
+	VPSIGNB      Y0, Y5, Y5
+	VPABSB       Y0, Y0
+	VPMADDUBSW   Y5, Y0, Y5
+	VPMADDWD     constant0<>+0(SB), Y5, Y5
+	PREFETCHT0   4288(CX)
+	VMOVDQU      168(CX), Y0
+	VMOVDQU      160(SI), Y6
+	VPSIGNB      Y0, Y6, Y6
+	VPABSB       Y0, Y0
+	VPMADDUBSW   Y6, Y0, Y6
+	VPMADDWD     constant0<>+0(SB), Y6, Y6
+	VMOVDQU      200(CX), Y0
+	VMOVDQU      192(SI), Y7
+	VPSIGNB      Y0, Y7, Y7
+	VPABSB       Y0, Y0
+	VPMADDUBSW   Y7, Y0, Y7
+	VPMADDWD     constant0<>+0(SB), Y7, Y7
+	PREFETCHT0   4352(CX)
+	VMOVDQU      232(CX), Y0
+	VMOVDQU      224(SI), Y8
+	VPSIGNB      Y0, Y8, Y8
+	VPABSB       Y0, Y0
+	VPMADDUBSW   Y8, Y0, Y8
+	VPMADDWD     constant0<>+0(SB), Y8, Y8
+	VBROADCASTSS (CX), Y0
+	VBROADCASTSS 132(CX), X9
+	VINSERTF128  $0x01, X9, Y0, Y0
+	VPAND        constant42<>+0(SB), Y0, Y9
+	VPCMPGTD     constant43<>+0(SB), Y9, Y9
+	VPAND        Y9, Y0, Y0
+	MOVQ         112(AX), SI
+	VPHADDD      Y2, Y1, Y1
+	VPHADDD      Y4, Y3, Y3
+	VPHADDD      Y3, Y1, Y1
+	VPHADDD      Y6, Y5, Y5
+	VPHADDD      Y8, Y7, Y7
+	VPHADDD      Y7, Y5, Y5
+	VPERM2I128   $0x20, Y5, Y1, Y2
+	VPERM2I128   $0x31, Y5, Y1, Y1
+	VPADDD       Y1, Y2, Y2
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       Y0, Y2, Y2
+	VMULPS       (DI), Y2, Y2
+	VMOVUPS      Y2, (DX)
+	ADDQ         $+264, CX
+	ADDQ         $0x20, DX
+	ADDQ         80(AX), BX
+	MOVQ         BX, R9
+	SUBQ         64(AX), R9
+	CMOVQGE      R9, BX
+	DECQ         8(AX)
+	JNZ          alone
+	VZEROUPPER
+	RET
+
 // func sumRowsAVX2(y *float32, terms *float32, rows int, blocks int)
 // Requires: AVX
 TEXT ·sumRowsAVX2(SB), NOSPLIT, $0-32
@@ -15627,7 +17794,7 @@ TEXT ·sumRowsAVX2(SB), NOSPLIT, $0-32
 	MOVQ    blocks+24(FP), BX
 	MOVQ    BX, SI
 	ANDQ    $0x07, SI
-	LEAQ    constant42<>+32(SB), R8
+	LEAQ    constant44<>+32(SB), R8
 	MOVQ    SI, DI
 	SHLQ    $0x02, DI
 	SUBQ    DI, R8
@@ -15662,12 +17829,12 @@ eight_end:
 	VZEROUPPER
 	RET
 
-DATA constant42<>+0(SB)/8, $0xffffffffffffffff
-DATA constant42<>+8(SB)/8, $0xffffffffffffffff
-DATA constant42<>+16(SB)/8, $0xffffffffffffffff
-DATA constant42<>+24(SB)/8, $0xffffffffffffffff
-DATA constant42<>+32(SB)/8, $0x0000000000000000
-DATA constant42<>+40(SB)/8, $0x0000000000000000
-DATA constant42<>+48(SB)/8, $0x0000000000000000
-DATA constant42<>+56(SB)/8, $0x0000000000000000
-GLOBL constant42<>(SB), RODATA|NOPTR, $64
+DATA constant44<>+0(SB)/8, $0xffffffffffffffff
+DATA constant44<>+8(SB)/8, $0xffffffffffffffff
+DATA constant44<>+16(SB)/8, $0xffffffffffffffff
+DATA constant44<>+24(SB)/8, $0xffffffffffffffff
+DATA constant44<>+32(SB)/8, $0x0000000000000000
+DATA constant44<>+40(SB)/8, $0x0000000000000000
+DATA constant44<>+48(SB)/8, $0x0000000000000000
+DATA constant44<>+56(SB)/8, $0x0000000000000000
+GLOBL constant44<>(SB), RODATA|NOPTR, $64

@@ -30,5 +30,19 @@ func rowsIQ4_XSAVX512(a *rowArgs)
 
 func rowsBlockAVX512(a *rowArgs)
 
+func rowsINT4_32AVX512(a *rowArgs)
+
+func rowsINT4_128AVX512(a *rowArgs)
+
+func rowsINT4F_32AVX512(a *rowArgs)
+
+func rowsINT4F_64AVX512(a *rowArgs)
+
+func rowsINT4F_128AVX512(a *rowArgs)
+
+func rowsINT8F_32AVX512(a *rowArgs)
+
+func rowsINT8F_128AVX512(a *rowArgs)
+
 // sumRowsAVX512 is sumRows.
 func sumRowsAVX512(y *float32, terms *float32, rows int, blocks int)

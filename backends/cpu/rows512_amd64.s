@@ -8457,6 +8457,1066 @@ DATA constant56<>+48(SB)/8, $0x0000000f0000000f
 DATA constant56<>+56(SB)/8, $0x0000000f0000000f
 GLOBL constant56<>(SB), RODATA|NOPTR, $64
 
+// func rowsINT4_32AVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, MMX+
+TEXT ·rowsINT4_32AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant3<>+0(SB), Z0
+	VMOVDQU32 constant4<>+0(SB), Z1
+	VMOVDQU   constant57<>+0(SB), Y2
+	VMOVDQU32 constant5<>+0(SB), Z3
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
+
+group:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 2(CX), Z4
+	VINSERTI32X4    $0x01, 20(CX), Z4, Z4
+	VINSERTI32X4    $0x02, 38(CX), Z4, Z4
+	VINSERTI32X4    $0x03, 56(CX), Z4, Z4
+	VPSRLW          $0x04, Z4, Z5
+	VPANDD          Z0, Z4, Z4
+	VPANDD          Z0, Z5, Z5
+	VBROADCASTI32X4 74(CX), Z6
+	VINSERTI32X4    $0x01, 92(CX), Z6, Z6
+	VINSERTI32X4    $0x02, 110(CX), Z6, Z6
+	VINSERTI32X4    $0x03, 128(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VMOVDQU32       (CX), Z8
+	VPERMT2W        64(CX), Z1, Z8
+	VPMOVZXWD       X8, Y8
+	VPSLLD          $0x10, Y8, Y8
+	VPSLLD          $0x01, Y8, Y9
+	VPCMPUD         $0x05, Y2, Y9, K1
+	VMOVAPS.Z       Y8, K1, Y8
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z9, Z9, Z9
+	VPDPBUSD   (SI), Z4, Z9
+	VPDPBUSD   (SI)(R11*1), Z5, Z9
+	VPXORD     Z10, Z10, Z10
+	VPDPBUSD   64(SI), Z6, Z10
+	VPDPBUSD   64(SI)(R11*1), Z7, Z10
+	VPUNPCKLDQ Z10, Z9, Z11
+	VPUNPCKHDQ Z10, Z9, Z9
+	VPADDD     Z9, Z11, Z11
+	VPSHUFD    $0x4e, Z11, Z9
+	VPADDD     Z9, Z11, Z11
+	VPERMD     Z11, Z3, Z11
+	VPSLLD     $0x03, (R8), Y9
+	VPSUBD     Y9, Y11, Y11
+	VCVTDQ2PS  Y11, Y11
+	VMULPS     Y8, Y11, Y11
+	VMULPS     (DI), Y11, Y11
+	VMOVUPS    Y11, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+144, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 2(CX), Z4
+	VINSERTI32X4    $0x01, 20(CX), Z4, Z4
+	VINSERTI32X4    $0x02, 38(CX), Z4, Z4
+	VINSERTI32X4    $0x03, 56(CX), Z4, Z4
+	VPSRLW          $0x04, Z4, Z5
+	VPANDD          Z0, Z4, Z4
+	VPANDD          Z0, Z5, Z5
+	VBROADCASTI32X4 74(CX), Z6
+	VINSERTI32X4    $0x01, 92(CX), Z6, Z6
+	VINSERTI32X4    $0x02, 110(CX), Z6, Z6
+	VINSERTI32X4    $0x03, 128(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VMOVDQU32       (CX), Z8
+	VPERMT2W        64(CX), Z1, Z8
+	VPMOVZXWD       X8, Y8
+	VPSLLD          $0x10, Y8, Y8
+	VPSLLD          $0x01, Y8, Y9
+	VPCMPUD         $0x05, Y2, Y9, K1
+	VMOVAPS.Z       Y8, K1, Y8
+	MOVQ            120(AX), R9
+	VPXORD          Z9, Z9, Z9
+	VPDPBUSD        (SI), Z4, Z9
+	VPDPBUSD        (SI)(R9*1), Z5, Z9
+	VPXORD          Z4, Z4, Z4
+	VPDPBUSD        64(SI), Z6, Z4
+	VPDPBUSD        64(SI)(R9*1), Z7, Z4
+	VPUNPCKLDQ      Z4, Z9, Z5
+	VPUNPCKHDQ      Z4, Z9, Z4
+	VPADDD          Z4, Z5, Z5
+	VPSHUFD         $0x4e, Z5, Z4
+	VPADDD          Z4, Z5, Z5
+	VPERMD          Z5, Z3, Z5
+	VPSLLD          $0x03, (R8), Y4
+	VPSUBD          Y4, Y5, Y5
+	VCVTDQ2PS       Y5, Y5
+	VMULPS          Y8, Y5, Y5
+	VMULPS          (DI), Y5, Y5
+	VMOVUPS         Y5, (DX)
+	ADDQ            $+144, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
+DATA constant57<>+0(SB)/8, $0x5200000052000000
+DATA constant57<>+8(SB)/8, $0x5200000052000000
+DATA constant57<>+16(SB)/8, $0x5200000052000000
+DATA constant57<>+24(SB)/8, $0x5200000052000000
+DATA constant57<>+32(SB)/8, $0x5200000052000000
+DATA constant57<>+40(SB)/8, $0x5200000052000000
+DATA constant57<>+48(SB)/8, $0x5200000052000000
+DATA constant57<>+56(SB)/8, $0x5200000052000000
+GLOBL constant57<>(SB), RODATA|NOPTR, $64
+
+// func rowsINT4_128AVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, MMX+
+TEXT ·rowsINT4_128AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant3<>+0(SB), Z0
+	VMOVDQU32 constant58<>+0(SB), Z1
+	VMOVDQU   constant57<>+0(SB), Y2
+	VMOVDQU32 constant5<>+0(SB), Z3
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
+
+group:
+	MOVQ       16(AX), SI
+	MOVQ       24(AX), DI
+	MOVQ       32(AX), R8
+	IMUL3Q     $+16, BX, R9
+	ADDQ       R9, SI
+	LEAQ       (DI)(BX*4), DI
+	LEAQ       (R8)(BX*4), R8
+	PREFETCHT0 4096(CX)
+	PREFETCHT0 4160(CX)
+	PREFETCHT0 4224(CX)
+	VMOVDQU32  2(CX), Z4
+	VPSRLW     $0x04, Z4, Z5
+	VPANDD     Z0, Z4, Z4
+	VPANDD     Z0, Z5, Z5
+	VMOVDQU32  68(CX), Z6
+	VPSRLW     $0x04, Z6, Z7
+	VPANDD     Z0, Z6, Z6
+	VPANDD     Z0, Z7, Z7
+	VMOVDQU32  (CX), Z8
+	VPERMT2W   4(CX), Z1, Z8
+	VPMOVZXWD  X8, Y8
+	VPSLLD     $0x10, Y8, Y8
+	VPSLLD     $0x01, Y8, Y9
+	VPCMPUD    $0x05, Y2, Y9, K1
+	VMOVAPS.Z  Y8, K1, Y8
+	MOVQ       88(AX), R9
+	MOVQ       DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z9, Z9, Z9
+	VPDPBUSD   (SI), Z4, Z9
+	VPDPBUSD   (SI)(R11*1), Z5, Z9
+	VPXORD     Z10, Z10, Z10
+	VPDPBUSD   64(SI), Z6, Z10
+	VPDPBUSD   64(SI)(R11*1), Z7, Z10
+	VPUNPCKLDQ Z10, Z9, Z11
+	VPUNPCKHDQ Z10, Z9, Z9
+	VPADDD     Z9, Z11, Z11
+	VPSHUFD    $0x4e, Z11, Z9
+	VPADDD     Z9, Z11, Z11
+	VPERMD     Z11, Z3, Z11
+	VPSLLD     $0x03, (R8), Y9
+	VPSUBD     Y9, Y11, Y11
+	VCVTDQ2PS  Y11, Y11
+	VMULPS     Y8, Y11, Y11
+	VMULPS     (DI), Y11, Y11
+	VMOVUPS    Y11, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+132, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ       16(AX), SI
+	MOVQ       24(AX), DI
+	MOVQ       32(AX), R8
+	IMUL3Q     $+16, BX, R9
+	ADDQ       R9, SI
+	LEAQ       (DI)(BX*4), DI
+	LEAQ       (R8)(BX*4), R8
+	PREFETCHT0 4096(CX)
+	PREFETCHT0 4160(CX)
+	PREFETCHT0 4224(CX)
+	VMOVDQU32  2(CX), Z4
+	VPSRLW     $0x04, Z4, Z5
+	VPANDD     Z0, Z4, Z4
+	VPANDD     Z0, Z5, Z5
+	VMOVDQU32  68(CX), Z6
+	VPSRLW     $0x04, Z6, Z7
+	VPANDD     Z0, Z6, Z6
+	VPANDD     Z0, Z7, Z7
+	VMOVDQU32  (CX), Z8
+	VPERMT2W   4(CX), Z1, Z8
+	VPMOVZXWD  X8, Y8
+	VPSLLD     $0x10, Y8, Y8
+	VPSLLD     $0x01, Y8, Y9
+	VPCMPUD    $0x05, Y2, Y9, K1
+	VMOVAPS.Z  Y8, K1, Y8
+	MOVQ       120(AX), R9
+	VPXORD     Z9, Z9, Z9
+	VPDPBUSD   (SI), Z4, Z9
+	VPDPBUSD   (SI)(R9*1), Z5, Z9
+	VPXORD     Z4, Z4, Z4
+	VPDPBUSD   64(SI), Z6, Z4
+	VPDPBUSD   64(SI)(R9*1), Z7, Z4
+	VPUNPCKLDQ Z4, Z9, Z5
+	VPUNPCKHDQ Z4, Z9, Z4
+	VPADDD     Z4, Z5, Z5
+	VPSHUFD    $0x4e, Z5, Z4
+	VPADDD     Z4, Z5, Z5
+	VPERMD     Z5, Z3, Z5
+	VPSLLD     $0x03, (R8), Y4
+	VPSUBD     Y4, Y5, Y5
+	VCVTDQ2PS  Y5, Y5
+	VMULPS     Y8, Y5, Y5
+	VMULPS     (DI), Y5, Y5
+	VMOVUPS    Y5, (DX)
+	ADDQ       $+132, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        alone
+	VZEROUPPER
+	RET
+
+DATA constant58<>+0(SB)/8, $0x0000000000000000
+DATA constant58<>+8(SB)/8, $0x003f003f003f003f
+DATA constant58<>+16(SB)/8, $0x0000000000000000
+DATA constant58<>+24(SB)/8, $0x003f003f003f003f
+DATA constant58<>+32(SB)/8, $0x0000000000000000
+DATA constant58<>+40(SB)/8, $0x003f003f003f003f
+DATA constant58<>+48(SB)/8, $0x0000000000000000
+DATA constant58<>+56(SB)/8, $0x003f003f003f003f
+GLOBL constant58<>(SB), RODATA|NOPTR, $64
+
+// func rowsINT4F_32AVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, MMX+
+TEXT ·rowsINT4F_32AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant3<>+0(SB), Z0
+	VMOVDQU32 constant59<>+0(SB), Z1
+	VMOVDQU   constant57<>+0(SB), Y2
+	VMOVDQU32 constant5<>+0(SB), Z3
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
+
+group:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 4(CX), Z4
+	VINSERTI32X4    $0x01, 24(CX), Z4, Z4
+	VINSERTI32X4    $0x02, 44(CX), Z4, Z4
+	VINSERTI32X4    $0x03, 64(CX), Z4, Z4
+	VPSRLW          $0x04, Z4, Z5
+	VPANDD          Z0, Z4, Z4
+	VPANDD          Z0, Z5, Z5
+	VBROADCASTI32X4 84(CX), Z6
+	VINSERTI32X4    $0x01, 104(CX), Z6, Z6
+	VINSERTI32X4    $0x02, 124(CX), Z6, Z6
+	VINSERTI32X4    $0x03, 144(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VMOVDQU32       (CX), Z8
+	VPERMT2D        80(CX), Z1, Z8
+	VPSLLD          $0x01, Y8, Y9
+	VPCMPUD         $0x05, Y2, Y9, K1
+	VMOVAPS.Z       Y8, K1, Y8
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z9, Z9, Z9
+	VPDPBUSD   (SI), Z4, Z9
+	VPDPBUSD   (SI)(R11*1), Z5, Z9
+	VPXORD     Z10, Z10, Z10
+	VPDPBUSD   64(SI), Z6, Z10
+	VPDPBUSD   64(SI)(R11*1), Z7, Z10
+	VPUNPCKLDQ Z10, Z9, Z11
+	VPUNPCKHDQ Z10, Z9, Z9
+	VPADDD     Z9, Z11, Z11
+	VPSHUFD    $0x4e, Z11, Z9
+	VPADDD     Z9, Z11, Z11
+	VPERMD     Z11, Z3, Z11
+	VPSLLD     $0x03, (R8), Y9
+	VPSUBD     Y9, Y11, Y11
+	VCVTDQ2PS  Y11, Y11
+	VMULPS     Y8, Y11, Y11
+	VMULPS     (DI), Y11, Y11
+	VMOVUPS    Y11, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+160, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI32X4 4(CX), Z4
+	VINSERTI32X4    $0x01, 24(CX), Z4, Z4
+	VINSERTI32X4    $0x02, 44(CX), Z4, Z4
+	VINSERTI32X4    $0x03, 64(CX), Z4, Z4
+	VPSRLW          $0x04, Z4, Z5
+	VPANDD          Z0, Z4, Z4
+	VPANDD          Z0, Z5, Z5
+	VBROADCASTI32X4 84(CX), Z6
+	VINSERTI32X4    $0x01, 104(CX), Z6, Z6
+	VINSERTI32X4    $0x02, 124(CX), Z6, Z6
+	VINSERTI32X4    $0x03, 144(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VMOVDQU32       (CX), Z8
+	VPERMT2D        80(CX), Z1, Z8
+	VPSLLD          $0x01, Y8, Y9
+	VPCMPUD         $0x05, Y2, Y9, K1
+	VMOVAPS.Z       Y8, K1, Y8
+	MOVQ            120(AX), R9
+	VPXORD          Z9, Z9, Z9
+	VPDPBUSD        (SI), Z4, Z9
+	VPDPBUSD        (SI)(R9*1), Z5, Z9
+	VPXORD          Z4, Z4, Z4
+	VPDPBUSD        64(SI), Z6, Z4
+	VPDPBUSD        64(SI)(R9*1), Z7, Z4
+	VPUNPCKLDQ      Z4, Z9, Z5
+	VPUNPCKHDQ      Z4, Z9, Z4
+	VPADDD          Z4, Z5, Z5
+	VPSHUFD         $0x4e, Z5, Z4
+	VPADDD          Z4, Z5, Z5
+	VPERMD          Z5, Z3, Z5
+	VPSLLD          $0x03, (R8), Y4
+	VPSUBD          Y4, Y5, Y5
+	VCVTDQ2PS       Y5, Y5
+	VMULPS          Y8, Y5, Y5
+	VMULPS          (DI), Y5, Y5
+	VMOVUPS         Y5, (DX)
+	ADDQ            $+160, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
+DATA constant59<>+0(SB)/8, $0x0000000500000000
+DATA constant59<>+8(SB)/8, $0x0000000f0000000a
+DATA constant59<>+16(SB)/8, $0x0000001500000010
+DATA constant59<>+24(SB)/8, $0x0000001f0000001a
+DATA constant59<>+32(SB)/8, $0x0000000500000000
+DATA constant59<>+40(SB)/8, $0x0000000f0000000a
+DATA constant59<>+48(SB)/8, $0x0000001500000010
+DATA constant59<>+56(SB)/8, $0x0000001f0000001a
+GLOBL constant59<>(SB), RODATA|NOPTR, $64
+
+// func rowsINT4F_64AVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, MMX+
+TEXT ·rowsINT4F_64AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant3<>+0(SB), Z0
+	VMOVDQU32 constant60<>+0(SB), Z1
+	VMOVDQU   constant57<>+0(SB), Y2
+	VMOVDQU32 constant5<>+0(SB), Z3
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
+
+group:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI64X4 4(CX), Z4
+	VINSERTI64X4    $0x01, 40(CX), Z4, Z4
+	VPSRLW          $0x04, Z4, Z5
+	VPANDD          Z0, Z4, Z4
+	VPANDD          Z0, Z5, Z5
+	VBROADCASTI64X4 76(CX), Z6
+	VINSERTI64X4    $0x01, 112(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VMOVDQU32       (CX), Z8
+	VPERMT2D        48(CX), Z1, Z8
+	VPSLLD          $0x01, Y8, Y9
+	VPCMPUD         $0x05, Y2, Y9, K1
+	VMOVAPS.Z       Y8, K1, Y8
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z9, Z9, Z9
+	VPDPBUSD   (SI), Z4, Z9
+	VPDPBUSD   (SI)(R11*1), Z5, Z9
+	VPXORD     Z10, Z10, Z10
+	VPDPBUSD   64(SI), Z6, Z10
+	VPDPBUSD   64(SI)(R11*1), Z7, Z10
+	VPUNPCKLDQ Z10, Z9, Z11
+	VPUNPCKHDQ Z10, Z9, Z9
+	VPADDD     Z9, Z11, Z11
+	VPSHUFD    $0x4e, Z11, Z9
+	VPADDD     Z9, Z11, Z11
+	VPERMD     Z11, Z3, Z11
+	VPSLLD     $0x03, (R8), Y9
+	VPSUBD     Y9, Y11, Y11
+	VCVTDQ2PS  Y11, Y11
+	VMULPS     Y8, Y11, Y11
+	VMULPS     (DI), Y11, Y11
+	VMOVUPS    Y11, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+144, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+16, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	VBROADCASTI64X4 4(CX), Z4
+	VINSERTI64X4    $0x01, 40(CX), Z4, Z4
+	VPSRLW          $0x04, Z4, Z5
+	VPANDD          Z0, Z4, Z4
+	VPANDD          Z0, Z5, Z5
+	VBROADCASTI64X4 76(CX), Z6
+	VINSERTI64X4    $0x01, 112(CX), Z6, Z6
+	VPSRLW          $0x04, Z6, Z7
+	VPANDD          Z0, Z6, Z6
+	VPANDD          Z0, Z7, Z7
+	VMOVDQU32       (CX), Z8
+	VPERMT2D        48(CX), Z1, Z8
+	VPSLLD          $0x01, Y8, Y9
+	VPCMPUD         $0x05, Y2, Y9, K1
+	VMOVAPS.Z       Y8, K1, Y8
+	MOVQ            120(AX), R9
+	VPXORD          Z9, Z9, Z9
+	VPDPBUSD        (SI), Z4, Z9
+	VPDPBUSD        (SI)(R9*1), Z5, Z9
+	VPXORD          Z4, Z4, Z4
+	VPDPBUSD        64(SI), Z6, Z4
+	VPDPBUSD        64(SI)(R9*1), Z7, Z4
+	VPUNPCKLDQ      Z4, Z9, Z5
+	VPUNPCKHDQ      Z4, Z9, Z4
+	VPADDD          Z4, Z5, Z5
+	VPSHUFD         $0x4e, Z5, Z4
+	VPADDD          Z4, Z5, Z5
+	VPERMD          Z5, Z3, Z5
+	VPSLLD          $0x03, (R8), Y4
+	VPSUBD          Y4, Y5, Y5
+	VCVTDQ2PS       Y5, Y5
+	VMULPS          Y8, Y5, Y5
+	VMULPS          (DI), Y5, Y5
+	VMOVUPS         Y5, (DX)
+	ADDQ            $+144, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
+DATA constant60<>+0(SB)/8, $0x0000000000000000
+DATA constant60<>+8(SB)/8, $0x0000000900000009
+DATA constant60<>+16(SB)/8, $0x0000001600000016
+DATA constant60<>+24(SB)/8, $0x0000001f0000001f
+DATA constant60<>+32(SB)/8, $0x0000000000000000
+DATA constant60<>+40(SB)/8, $0x0000000900000009
+DATA constant60<>+48(SB)/8, $0x0000001600000016
+DATA constant60<>+56(SB)/8, $0x0000001f0000001f
+GLOBL constant60<>(SB), RODATA|NOPTR, $64
+
+// func rowsINT4F_128AVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, MMX+
+TEXT ·rowsINT4F_128AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant3<>+0(SB), Z0
+	VMOVDQU32 constant61<>+0(SB), Z1
+	VMOVDQU   constant57<>+0(SB), Y2
+	VMOVDQU32 constant5<>+0(SB), Z3
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
+
+group:
+	MOVQ       16(AX), SI
+	MOVQ       24(AX), DI
+	MOVQ       32(AX), R8
+	IMUL3Q     $+16, BX, R9
+	ADDQ       R9, SI
+	LEAQ       (DI)(BX*4), DI
+	LEAQ       (R8)(BX*4), R8
+	PREFETCHT0 4096(CX)
+	PREFETCHT0 4160(CX)
+	PREFETCHT0 4224(CX)
+	VMOVDQU32  4(CX), Z4
+	VPSRLW     $0x04, Z4, Z5
+	VPANDD     Z0, Z4, Z4
+	VPANDD     Z0, Z5, Z5
+	VMOVDQU32  72(CX), Z6
+	VPSRLW     $0x04, Z6, Z7
+	VPANDD     Z0, Z6, Z6
+	VPANDD     Z0, Z7, Z7
+	VMOVDQU32  (CX), Z8
+	VPERMT2D   8(CX), Z1, Z8
+	VPSLLD     $0x01, Y8, Y9
+	VPCMPUD    $0x05, Y2, Y9, K1
+	VMOVAPS.Z  Y8, K1, Y8
+	MOVQ       88(AX), R9
+	MOVQ       DX, R10
+
+position1:
+	MOVQ       120(AX), R11
+	VPXORD     Z9, Z9, Z9
+	VPDPBUSD   (SI), Z4, Z9
+	VPDPBUSD   (SI)(R11*1), Z5, Z9
+	VPXORD     Z10, Z10, Z10
+	VPDPBUSD   64(SI), Z6, Z10
+	VPDPBUSD   64(SI)(R11*1), Z7, Z10
+	VPUNPCKLDQ Z10, Z9, Z11
+	VPUNPCKHDQ Z10, Z9, Z9
+	VPADDD     Z9, Z11, Z11
+	VPSHUFD    $0x4e, Z11, Z9
+	VPADDD     Z9, Z11, Z11
+	VPERMD     Z11, Z3, Z11
+	VPSLLD     $0x03, (R8), Y9
+	VPSUBD     Y9, Y11, Y11
+	VCVTDQ2PS  Y11, Y11
+	VMULPS     Y8, Y11, Y11
+	VMULPS     (DI), Y11, Y11
+	VMOVUPS    Y11, (R10)
+	ADDQ       40(AX), SI
+	ADDQ       48(AX), DI
+	ADDQ       56(AX), R8
+	ADDQ       104(AX), R10
+	DECQ       R9
+	JNZ        position1
+	ADDQ       $+136, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ       16(AX), SI
+	MOVQ       24(AX), DI
+	MOVQ       32(AX), R8
+	IMUL3Q     $+16, BX, R9
+	ADDQ       R9, SI
+	LEAQ       (DI)(BX*4), DI
+	LEAQ       (R8)(BX*4), R8
+	PREFETCHT0 4096(CX)
+	PREFETCHT0 4160(CX)
+	PREFETCHT0 4224(CX)
+	VMOVDQU32  4(CX), Z4
+	VPSRLW     $0x04, Z4, Z5
+	VPANDD     Z0, Z4, Z4
+	VPANDD     Z0, Z5, Z5
+	VMOVDQU32  72(CX), Z6
+	VPSRLW     $0x04, Z6, Z7
+	VPANDD     Z0, Z6, Z6
+	VPANDD     Z0, Z7, Z7
+	VMOVDQU32  (CX), Z8
+	VPERMT2D   8(CX), Z1, Z8
+	VPSLLD     $0x01, Y8, Y9
+	VPCMPUD    $0x05, Y2, Y9, K1
+	VMOVAPS.Z  Y8, K1, Y8
+	MOVQ       120(AX), R9
+	VPXORD     Z9, Z9, Z9
+	VPDPBUSD   (SI), Z4, Z9
+	VPDPBUSD   (SI)(R9*1), Z5, Z9
+	VPXORD     Z4, Z4, Z4
+	VPDPBUSD   64(SI), Z6, Z4
+	VPDPBUSD   64(SI)(R9*1), Z7, Z4
+	VPUNPCKLDQ Z4, Z9, Z5
+	VPUNPCKHDQ Z4, Z9, Z4
+	VPADDD     Z4, Z5, Z5
+	VPSHUFD    $0x4e, Z5, Z4
+	VPADDD     Z4, Z5, Z5
+	VPERMD     Z5, Z3, Z5
+	VPSLLD     $0x03, (R8), Y4
+	VPSUBD     Y4, Y5, Y5
+	VCVTDQ2PS  Y5, Y5
+	VMULPS     Y8, Y5, Y5
+	VMULPS     (DI), Y5, Y5
+	VMOVUPS    Y5, (DX)
+	ADDQ       $+136, CX
+	ADDQ       $0x20, DX
+	ADDQ       80(AX), BX
+	MOVQ       BX, R9
+	SUBQ       64(AX), R9
+	CMOVQGE    R9, BX
+	DECQ       8(AX)
+	JNZ        alone
+	VZEROUPPER
+	RET
+
+DATA constant61<>+0(SB)/8, $0x0000000000000000
+DATA constant61<>+8(SB)/8, $0x0000000000000000
+DATA constant61<>+16(SB)/8, $0x0000001f0000001f
+DATA constant61<>+24(SB)/8, $0x0000001f0000001f
+DATA constant61<>+32(SB)/8, $0x0000000000000000
+DATA constant61<>+40(SB)/8, $0x0000000000000000
+DATA constant61<>+48(SB)/8, $0x0000001f0000001f
+DATA constant61<>+56(SB)/8, $0x0000001f0000001f
+GLOBL constant61<>(SB), RODATA|NOPTR, $64
+
+// func rowsINT8F_32AVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, AVX512VNNI, CMOV, MMX+
+TEXT ·rowsINT8F_32AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant0<>+0(SB), Z0
+	VMOVDQU   constant57<>+0(SB), Y1
+	VMOVDQU32 constant2<>+0(SB), Z2
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
+
+group:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+32, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	PREFETCHT0      4288(CX)
+	PREFETCHT0      4352(CX)
+	VBROADCASTI64X4 4(CX), Z3
+	VINSERTI64X4    $0x01, 40(CX), Z3, Z3
+	VPXORD          Z0, Z3, Z3
+	VBROADCASTI64X4 76(CX), Z4
+	VINSERTI64X4    $0x01, 112(CX), Z4, Z4
+	VPXORD          Z0, Z4, Z4
+	VBROADCASTI64X4 148(CX), Z5
+	VINSERTI64X4    $0x01, 184(CX), Z5, Z5
+	VPXORD          Z0, Z5, Z5
+	VBROADCASTI64X4 220(CX), Z6
+	VINSERTI64X4    $0x01, 256(CX), Z6, Z6
+	VPXORD          Z0, Z6, Z6
+	VMOVSS          (CX), X7
+	VINSERTPS       $0x10, 36(CX), X7, X7
+	VINSERTPS       $0x20, 72(CX), X7, X7
+	VINSERTPS       $0x30, 108(CX), X7, X7
+	VMOVSS          144(CX), X8
+	VINSERTPS       $0x10, 180(CX), X8, X8
+	VINSERTPS       $0x20, 216(CX), X8, X8
+	VINSERTPS       $0x30, 252(CX), X8, X8
+	VINSERTF32X4    $0x01, X8, Y7, Y8
+	VPSLLD          $0x01, Y8, Y9
+	VPCMPUD         $0x05, Y1, Y9, K1
+	VMOVAPS.Z       Y8, K1, Y8
+	MOVQ            88(AX), R9
+	MOVQ            DX, R10
+
+position1:
+	VPXORD      Z9, Z9, Z9
+	VPDPBUSD    (SI), Z3, Z9
+	VPXORD      Z10, Z10, Z10
+	VPDPBUSD    64(SI), Z4, Z10
+	VPXORD      Z11, Z11, Z11
+	VPDPBUSD    128(SI), Z5, Z11
+	VPXORD      Z12, Z12, Z12
+	VPDPBUSD    192(SI), Z6, Z12
+	VPUNPCKLDQ  Z10, Z9, Z13
+	VPUNPCKHDQ  Z10, Z9, Z9
+	VPADDD      Z9, Z13, Z13
+	VPUNPCKLDQ  Z12, Z11, Z9
+	VPUNPCKHDQ  Z12, Z11, Z10
+	VPADDD      Z10, Z9, Z9
+	VPUNPCKLQDQ Z9, Z13, Z10
+	VPUNPCKHQDQ Z9, Z13, Z9
+	VPADDD      Z9, Z10, Z10
+	VSHUFI32X4  $0xb1, Z10, Z10, Z9
+	VPADDD      Z9, Z10, Z10
+	VPERMD      Z10, Z2, Z10
+	VPSLLD      $0x07, (R8), Y9
+	VPSUBD      Y9, Y10, Y10
+	VCVTDQ2PS   Y10, Y10
+	VMULPS      Y8, Y10, Y10
+	VMULPS      (DI), Y10, Y10
+	VMOVUPS     Y10, (R10)
+	ADDQ        40(AX), SI
+	ADDQ        48(AX), DI
+	ADDQ        56(AX), R8
+	ADDQ        104(AX), R10
+	DECQ        R9
+	JNZ         position1
+	ADDQ        $+288, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ            16(AX), SI
+	MOVQ            24(AX), DI
+	MOVQ            32(AX), R8
+	IMUL3Q          $+32, BX, R9
+	ADDQ            R9, SI
+	LEAQ            (DI)(BX*4), DI
+	LEAQ            (R8)(BX*4), R8
+	PREFETCHT0      4096(CX)
+	PREFETCHT0      4160(CX)
+	PREFETCHT0      4224(CX)
+	PREFETCHT0      4288(CX)
+	PREFETCHT0      4352(CX)
+	VBROADCASTI64X4 4(CX), Z3
+	VINSERTI64X4    $0x01, 40(CX), Z3, Z3
+	VPXORD          Z0, Z3, Z3
+	VBROADCASTI64X4 76(CX), Z4
+	VINSERTI64X4    $0x01, 112(CX), Z4, Z4
+	VPXORD          Z0, Z4, Z4
+	VBROADCASTI64X4 148(CX), Z5
+	VINSERTI64X4    $0x01, 184(CX), Z5, Z5
+	VPXORD          Z0, Z5, Z5
+	VBROADCASTI64X4 220(CX), Z6
+	VINSERTI64X4    $0x01, 256(CX), Z6, Z6
+	VPXORD          Z0, Z6, Z6
+	VMOVSS          (CX), X7
+	VINSERTPS       $0x10, 36(CX), X7, X7
+	VINSERTPS       $0x20, 72(CX), X7, X7
+	VINSERTPS       $0x30, 108(CX), X7, X7
+	VMOVSS          144(CX), X8
+	VINSERTPS       $0x10, 180(CX), X8, X8
+	VINSERTPS       $0x20, 216(CX), X8, X8
+	VINSERTPS       $0x30, 252(CX), X8, X8
+	VINSERTF32X4    $0x01, X8, Y7, Y8
+	VPSLLD          $0x01, Y8, Y9
+	VPCMPUD         $0x05, Y1, Y9, K1
+	VMOVAPS.Z       Y8, K1, Y8
+	VPXORD          Z9, Z9, Z9
+	VPDPBUSD        (SI), Z3, Z9
+	VPXORD          Z3, Z3, Z3
+	VPDPBUSD        64(SI), Z4, Z3
+	VPXORD          Z4, Z4, Z4
+	VPDPBUSD        128(SI), Z5, Z4
+	VPXORD          Z5, Z5, Z5
+	VPDPBUSD        192(SI), Z6, Z5
+	VPUNPCKLDQ      Z3, Z9, Z6
+	VPUNPCKHDQ      Z3, Z9, Z3
+	VPADDD          Z3, Z6, Z6
+	VPUNPCKLDQ      Z5, Z4, Z3
+	VPUNPCKHDQ      Z5, Z4, Z4
+	VPADDD          Z4, Z3, Z3
+	VPUNPCKLQDQ     Z3, Z6, Z4
+	VPUNPCKHQDQ     Z3, Z6, Z3
+	VPADDD          Z3, Z4, Z4
+	VSHUFI32X4      $0xb1, Z4, Z4, Z3
+	VPADDD          Z3, Z4, Z4
+	VPERMD          Z4, Z2, Z4
+	VPSLLD          $0x07, (R8), Y3
+	VPSUBD          Y3, Y4, Y4
+	VCVTDQ2PS       Y4, Y4
+	VMULPS          Y8, Y4, Y4
+	VMULPS          (DI), Y4, Y4
+	VMOVUPS         Y4, (DX)
+	ADDQ            $+288, CX
+	ADDQ            $0x20, DX
+	ADDQ            80(AX), BX
+	MOVQ            BX, R9
+	SUBQ            64(AX), R9
+	CMOVQGE         R9, BX
+	DECQ            8(AX)
+	JNZ             alone
+	VZEROUPPER
+	RET
+
+// func rowsINT8F_128AVX512(a *rowArgs)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, AVX512VNNI, CMOV, MMX+
+TEXT ·rowsINT8F_128AVX512(SB), NOSPLIT, $0-8
+	MOVQ      a+0(FP), AX
+	VMOVDQU32 constant0<>+0(SB), Z0
+	VMOVDQU   constant57<>+0(SB), Y1
+	VMOVDQU32 constant2<>+0(SB), Z2
+	MOVQ      (AX), CX
+	MOVQ      96(AX), DX
+	MOVQ      72(AX), BX
+	CMPQ      88(AX), $0x01
+	JEQ       alone
+
+group:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+32, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	LEAQ         (R8)(BX*4), R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	PREFETCHT0   4288(CX)
+	PREFETCHT0   4352(CX)
+	VPXORD       4(CX), Z0, Z3
+	VPXORD       68(CX), Z0, Z4
+	VPXORD       136(CX), Z0, Z5
+	VPXORD       200(CX), Z0, Z6
+	VBROADCASTSS (CX), Y7
+	VBROADCASTSS 132(CX), X8
+	VINSERTF32X4 $0x01, X8, Y7, Y7
+	VPSLLD       $0x01, Y7, Y8
+	VPCMPUD      $0x05, Y1, Y8, K1
+	VMOVAPS.Z    Y7, K1, Y7
+	MOVQ         88(AX), R9
+	MOVQ         DX, R10
+
+position1:
+	VPXORD      Z8, Z8, Z8
+	VPDPBUSD    (SI), Z3, Z8
+	VPXORD      Z9, Z9, Z9
+	VPDPBUSD    64(SI), Z4, Z9
+	VPXORD      Z10, Z10, Z10
+	VPDPBUSD    128(SI), Z5, Z10
+	VPXORD      Z11, Z11, Z11
+	VPDPBUSD    192(SI), Z6, Z11
+	VPUNPCKLDQ  Z9, Z8, Z12
+	VPUNPCKHDQ  Z9, Z8, Z8
+	VPADDD      Z8, Z12, Z12
+	VPUNPCKLDQ  Z11, Z10, Z8
+	VPUNPCKHDQ  Z11, Z10, Z9
+	VPADDD      Z9, Z8, Z8
+	VPUNPCKLQDQ Z8, Z12, Z9
+	VPUNPCKHQDQ Z8, Z12, Z8
+	VPADDD      Z8, Z9, Z9
+	VSHUFI32X4  $0xb1, Z9, Z9, Z8
+	VPADDD      Z8, Z9, Z9
+	VPERMD      Z9, Z2, Z9
+	VPSLLD      $0x07, (R8), Y8
+	VPSUBD      Y8, Y9, Y9
+	VCVTDQ2PS   Y9, Y9
+	VMULPS      Y7, Y9, Y9
+	VMULPS      (DI), Y9, Y9
+	VMOVUPS     Y9, (R10)
+	ADDQ        40(AX), SI
+	ADDQ        48(AX), DI
+	ADDQ        56(AX), R8
+	ADDQ        104(AX), R10
+	DECQ        R9
+	JNZ         position1
+	ADDQ        $+264, CX
+	ADDQ        $0x20, DX
+	ADDQ        80(AX), BX
+	MOVQ        BX, R9
+	SUBQ        64(AX), R9
+	CMOVQGE     R9, BX
+	DECQ        8(AX)
+	JNZ         group
+	VZEROUPPER
+	RET
+
+alone:
+	MOVQ         16(AX), SI
+	MOVQ         24(AX), DI
+	MOVQ         32(AX), R8
+	IMUL3Q       $+32, BX, R9
+	ADDQ         R9, SI
+	LEAQ         (DI)(BX*4), DI
+	LEAQ         (R8)(BX*4), R8
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	PREFETCHT0   4288(CX)
+	PREFETCHT0   4352(CX)
+	VPXORD       4(CX), Z0, Z3
+	VPXORD       68(CX), Z0, Z4
+	VPXORD       136(CX), Z0, Z5
+	VPXORD       200(CX), Z0, Z6
+	VBROADCASTSS (CX), Y7
+	VBROADCASTSS 132(CX), X8
+	VINSERTF32X4 $0x01, X8, Y7, Y7
+	VPSLLD       $0x01, Y7, Y8
+	VPCMPUD      $0x05, Y1, Y8, K1
+	VMOVAPS.Z    Y7, K1, Y7
+	VPXORD       Z8, Z8, Z8
+	VPDPBUSD     (SI), Z3, Z8
+	VPXORD       Z3, Z3, Z3
+	VPDPBUSD     64(SI), Z4, Z3
+	VPXORD       Z4, Z4, Z4
+	VPDPBUSD     128(SI), Z5, Z4
+	VPXORD       Z5, Z5, Z5
+	VPDPBUSD     192(SI), Z6, Z5
+	VPUNPCKLDQ   Z3, Z8, Z6
+	VPUNPCKHDQ   Z3, Z8, Z3
+	VPADDD       Z3, Z6, Z6
+	VPUNPCKLDQ   Z5, Z4, Z3
+	VPUNPCKHDQ   Z5, Z4, Z4
+	VPADDD       Z4, Z3, Z3
+	VPUNPCKLQDQ  Z3, Z6, Z4
+	VPUNPCKHQDQ  Z3, Z6, Z3
+	VPADDD       Z3, Z4, Z4
+	VSHUFI32X4   $0xb1, Z4, Z4, Z3
+	VPADDD       Z3, Z4, Z4
+	VPERMD       Z4, Z2, Z4
+	VPSLLD       $0x07, (R8), Y3
+	VPSUBD       Y3, Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       Y7, Y4, Y4
+	VMULPS       (DI), Y4, Y4
+	VMOVUPS      Y4, (DX)
+	ADDQ         $+264, CX
+	ADDQ         $0x20, DX
+	ADDQ         80(AX), BX
+	MOVQ         BX, R9
+	SUBQ         64(AX), R9
+	CMOVQGE      R9, BX
+	DECQ         8(AX)
+	JNZ          alone
+	VZEROUPPER
+	RET
+
 // func sumRowsAVX512(y *float32, terms *float32, rows int, blocks int)
 // Requires: AVX, AVX512F, AVX512VL
 TEXT ·sumRowsAVX512(SB), NOSPLIT, $0-32

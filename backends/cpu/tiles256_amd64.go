@@ -36,6 +36,20 @@ func unpackQ2_KAVX2(a *unpackArgs)
 
 func unpackIQ4_XSAVX2(a *unpackArgs)
 
+func unpackINT4_32AVX2(a *unpackArgs)
+
+func unpackINT4_128AVX2(a *unpackArgs)
+
+func unpackINT4F_32AVX2(a *unpackArgs)
+
+func unpackINT4F_64AVX2(a *unpackArgs)
+
+func unpackINT4F_128AVX2(a *unpackArgs)
+
+func unpackINT8F_32AVX2(a *unpackArgs)
+
+func unpackINT8F_128AVX2(a *unpackArgs)
+
 func tile32Depth8AVX2(a *tileArgs)
 
 func tile32Depth8PlusAVX2(a *tileArgs)

@@ -2714,6 +2714,466 @@ DATA constant29<>+48(SB)/8, $0x0504050401000100
 DATA constant29<>+56(SB)/8, $0x0d0c0d0c09080908
 GLOBL constant29<>(SB), RODATA|NOPTR, $64
 
+// func unpackINT4_32AVX2(a *unpackArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·unpackINT4_32AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 8(AX), DX
+	MOVQ 16(AX), BX
+	MOVQ 24(AX), SI
+	MOVQ 32(AX), DI
+	MOVQ 40(AX), DI
+	MOVQ 48(AX), AX
+
+group:
+	PREFETCHT0     4096(CX)
+	PREFETCHT0     4160(CX)
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 2(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, (BX)
+	VBROADCASTI128 20(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 256(BX)
+	VBROADCASTI128 38(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 512(BX)
+	VBROADCASTI128 56(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 768(BX)
+	VBROADCASTI128 74(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1024(BX)
+	VBROADCASTI128 92(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1280(BX)
+	VBROADCASTI128 110(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1536(BX)
+	VBROADCASTI128 128(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1792(BX)
+	ADDQ           $+2048, BX
+	VPXOR          X0, X0, X0
+	VPXOR          X1, X1, X1
+	VPINSRW        $0x00, (CX), X0, X0
+	VPINSRW        $0x00, 72(CX), X1, X1
+	VPINSRW        $0x01, 18(CX), X0, X0
+	VPINSRW        $0x01, 90(CX), X1, X1
+	VPINSRW        $0x02, 36(CX), X0, X0
+	VPINSRW        $0x02, 108(CX), X1, X1
+	VPINSRW        $0x03, 54(CX), X0, X0
+	VPINSRW        $0x03, 126(CX), X1, X1
+	VPUNPCKLQDQ    X1, X0, X0
+	VPMOVZXWD      X0, Y0
+	VPSLLD         $0x10, Y0, Y0
+	VPAND          constant30<>+0(SB), Y0, Y1
+	VPCMPGTD       constant31<>+0(SB), Y1, Y1
+	VPAND          Y1, Y0, Y0
+	VMOVUPS        Y0, (SI)
+	ADDQ           $0x20, SI
+	ADDQ           $+144, CX
+	DECQ           DX
+	JNZ            group
+	VZEROUPPER
+	RET
+
+DATA constant30<>+0(SB)/8, $0x7fffffff7fffffff
+DATA constant30<>+8(SB)/8, $0x7fffffff7fffffff
+DATA constant30<>+16(SB)/8, $0x7fffffff7fffffff
+DATA constant30<>+24(SB)/8, $0x7fffffff7fffffff
+DATA constant30<>+32(SB)/8, $0x7fffffff7fffffff
+DATA constant30<>+40(SB)/8, $0x7fffffff7fffffff
+DATA constant30<>+48(SB)/8, $0x7fffffff7fffffff
+DATA constant30<>+56(SB)/8, $0x7fffffff7fffffff
+GLOBL constant30<>(SB), RODATA|NOPTR, $64
+
+DATA constant31<>+0(SB)/8, $0x28ffffff28ffffff
+DATA constant31<>+8(SB)/8, $0x28ffffff28ffffff
+DATA constant31<>+16(SB)/8, $0x28ffffff28ffffff
+DATA constant31<>+24(SB)/8, $0x28ffffff28ffffff
+DATA constant31<>+32(SB)/8, $0x28ffffff28ffffff
+DATA constant31<>+40(SB)/8, $0x28ffffff28ffffff
+DATA constant31<>+48(SB)/8, $0x28ffffff28ffffff
+DATA constant31<>+56(SB)/8, $0x28ffffff28ffffff
+GLOBL constant31<>(SB), RODATA|NOPTR, $64
+
+// func unpackINT4_128AVX2(a *unpackArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·unpackINT4_128AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 8(AX), DX
+	MOVQ 16(AX), BX
+	MOVQ 24(AX), SI
+	MOVQ 32(AX), DI
+	MOVQ 40(AX), DI
+	MOVQ 48(AX), AX
+
+group:
+	PREFETCHT0     4096(CX)
+	PREFETCHT0     4160(CX)
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 2(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, (BX)
+	VBROADCASTI128 18(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 256(BX)
+	VBROADCASTI128 34(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 512(BX)
+	VBROADCASTI128 50(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 768(BX)
+	VBROADCASTI128 68(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1024(BX)
+	VBROADCASTI128 84(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1280(BX)
+	VBROADCASTI128 100(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1536(BX)
+	VBROADCASTI128 116(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1792(BX)
+	ADDQ           $+2048, BX
+	VPBROADCASTW   (CX), X0
+	VPBROADCASTW   66(CX), X1
+	VPUNPCKLQDQ    X1, X0, X0
+	VPMOVZXWD      X0, Y0
+	VPSLLD         $0x10, Y0, Y0
+	VPAND          constant30<>+0(SB), Y0, Y1
+	VPCMPGTD       constant31<>+0(SB), Y1, Y1
+	VPAND          Y1, Y0, Y0
+	VMOVUPS        Y0, (SI)
+	ADDQ           $0x20, SI
+	ADDQ           $+132, CX
+	DECQ           DX
+	JNZ            group
+	VZEROUPPER
+	RET
+
+// func unpackINT4F_32AVX2(a *unpackArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·unpackINT4F_32AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 8(AX), DX
+	MOVQ 16(AX), BX
+	MOVQ 24(AX), SI
+	MOVQ 32(AX), DI
+	MOVQ 40(AX), DI
+	MOVQ 48(AX), AX
+
+group:
+	PREFETCHT0     4096(CX)
+	PREFETCHT0     4160(CX)
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 4(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, (BX)
+	VBROADCASTI128 24(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 256(BX)
+	VBROADCASTI128 44(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 512(BX)
+	VBROADCASTI128 64(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 768(BX)
+	VBROADCASTI128 84(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1024(BX)
+	VBROADCASTI128 104(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1280(BX)
+	VBROADCASTI128 124(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1536(BX)
+	VBROADCASTI128 144(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1792(BX)
+	ADDQ           $+2048, BX
+	VMOVSS         (CX), X1
+	VINSERTPS      $0x10, 20(CX), X1, X1
+	VINSERTPS      $0x20, 40(CX), X1, X1
+	VINSERTPS      $0x30, 60(CX), X1, X1
+	VMOVSS         80(CX), X0
+	VINSERTPS      $0x10, 100(CX), X0, X0
+	VINSERTPS      $0x20, 120(CX), X0, X0
+	VINSERTPS      $0x30, 140(CX), X0, X0
+	VINSERTF128    $0x01, X0, Y1, Y0
+	VPAND          constant30<>+0(SB), Y0, Y2
+	VPCMPGTD       constant31<>+0(SB), Y2, Y2
+	VPAND          Y2, Y0, Y0
+	VMOVUPS        Y0, (SI)
+	ADDQ           $0x20, SI
+	ADDQ           $+160, CX
+	DECQ           DX
+	JNZ            group
+	VZEROUPPER
+	RET
+
+// func unpackINT4F_64AVX2(a *unpackArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·unpackINT4F_64AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 8(AX), DX
+	MOVQ 16(AX), BX
+	MOVQ 24(AX), SI
+	MOVQ 32(AX), DI
+	MOVQ 40(AX), DI
+	MOVQ 48(AX), AX
+
+group:
+	PREFETCHT0     4096(CX)
+	PREFETCHT0     4160(CX)
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 4(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, (BX)
+	VBROADCASTI128 20(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 256(BX)
+	VBROADCASTI128 40(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 512(BX)
+	VBROADCASTI128 56(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 768(BX)
+	VBROADCASTI128 76(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1024(BX)
+	VBROADCASTI128 92(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1280(BX)
+	VBROADCASTI128 112(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1536(BX)
+	VBROADCASTI128 128(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1792(BX)
+	ADDQ           $+2048, BX
+	VMOVSS         (CX), X0
+	VINSERTPS      $0x10, 36(CX), X0, X0
+	VINSERTPS      $0x20, 72(CX), X0, X0
+	VINSERTPS      $0x30, 108(CX), X0, X0
+	VPMOVZXDQ      X0, Y0
+	VMOVSLDUP      Y0, Y0
+	VPAND          constant30<>+0(SB), Y0, Y1
+	VPCMPGTD       constant31<>+0(SB), Y1, Y1
+	VPAND          Y1, Y0, Y0
+	VMOVUPS        Y0, (SI)
+	ADDQ           $0x20, SI
+	ADDQ           $+144, CX
+	DECQ           DX
+	JNZ            group
+	VZEROUPPER
+	RET
+
+// func unpackINT4F_128AVX2(a *unpackArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·unpackINT4F_128AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 8(AX), DX
+	MOVQ 16(AX), BX
+	MOVQ 24(AX), SI
+	MOVQ 32(AX), DI
+	MOVQ 40(AX), DI
+	MOVQ 48(AX), AX
+
+group:
+	PREFETCHT0     4096(CX)
+	PREFETCHT0     4160(CX)
+	PREFETCHT0     4224(CX)
+	VBROADCASTI128 4(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, (BX)
+	VBROADCASTI128 20(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 256(BX)
+	VBROADCASTI128 36(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 512(BX)
+	VBROADCASTI128 52(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 768(BX)
+	VBROADCASTI128 72(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1024(BX)
+	VBROADCASTI128 88(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1280(BX)
+	VBROADCASTI128 104(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1536(BX)
+	VBROADCASTI128 120(CX), Y0
+	VPSRLVQ        constant2<>+0(SB), Y0, Y0
+	VPAND          constant3<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1792(BX)
+	ADDQ           $+2048, BX
+	VBROADCASTSS   (CX), Y0
+	VBROADCASTSS   68(CX), X1
+	VINSERTF128    $0x01, X1, Y0, Y0
+	VPAND          constant30<>+0(SB), Y0, Y1
+	VPCMPGTD       constant31<>+0(SB), Y1, Y1
+	VPAND          Y1, Y0, Y0
+	VMOVUPS        Y0, (SI)
+	ADDQ           $0x20, SI
+	ADDQ           $+136, CX
+	DECQ           DX
+	JNZ            group
+	VZEROUPPER
+	RET
+
+// func unpackINT8F_32AVX2(a *unpackArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·unpackINT8F_32AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 8(AX), DX
+	MOVQ 16(AX), BX
+	MOVQ 24(AX), SI
+	MOVQ 32(AX), DI
+	MOVQ 40(AX), DI
+	MOVQ 48(AX), AX
+
+group:
+	PREFETCHT0  4096(CX)
+	PREFETCHT0  4160(CX)
+	PREFETCHT0  4224(CX)
+	PREFETCHT0  4288(CX)
+	PREFETCHT0  4352(CX)
+	VMOVDQU     4(CX), Y0
+	VMOVDQU     Y0, (BX)
+	VMOVDQU     40(CX), Y0
+	VMOVDQU     Y0, 256(BX)
+	VMOVDQU     76(CX), Y0
+	VMOVDQU     Y0, 512(BX)
+	VMOVDQU     112(CX), Y0
+	VMOVDQU     Y0, 768(BX)
+	VMOVDQU     148(CX), Y0
+	VMOVDQU     Y0, 1024(BX)
+	VMOVDQU     184(CX), Y0
+	VMOVDQU     Y0, 1280(BX)
+	VMOVDQU     220(CX), Y0
+	VMOVDQU     Y0, 1536(BX)
+	VMOVDQU     256(CX), Y0
+	VMOVDQU     Y0, 1792(BX)
+	ADDQ        $+2048, BX
+	VMOVSS      (CX), X1
+	VINSERTPS   $0x10, 36(CX), X1, X1
+	VINSERTPS   $0x20, 72(CX), X1, X1
+	VINSERTPS   $0x30, 108(CX), X1, X1
+	VMOVSS      144(CX), X0
+	VINSERTPS   $0x10, 180(CX), X0, X0
+	VINSERTPS   $0x20, 216(CX), X0, X0
+	VINSERTPS   $0x30, 252(CX), X0, X0
+	VINSERTF128 $0x01, X0, Y1, Y0
+	VPAND       constant30<>+0(SB), Y0, Y2
+	VPCMPGTD    constant31<>+0(SB), Y2, Y2
+	VPAND       Y2, Y0, Y0
+	VMOVUPS     Y0, (SI)
+	ADDQ        $0x20, SI
+	ADDQ        $+288, CX
+	DECQ        DX
+	JNZ         group
+	VZEROUPPER
+	RET
+
+// func unpackINT8F_128AVX2(a *unpackArgs)
+// Requires: AVX, AVX2, MMX+
+TEXT ·unpackINT8F_128AVX2(SB), NOSPLIT, $0-8
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 8(AX), DX
+	MOVQ 16(AX), BX
+	MOVQ 24(AX), SI
+	MOVQ 32(AX), DI
+	MOVQ 40(AX), DI
+	MOVQ 48(AX), AX
+
+group:
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
+	PREFETCHT0   4224(CX)
+	PREFETCHT0   4288(CX)
+	PREFETCHT0   4352(CX)
+	VMOVDQU      4(CX), Y0
+	VMOVDQU      Y0, (BX)
+	VMOVDQU      36(CX), Y0
+	VMOVDQU      Y0, 256(BX)
+	VMOVDQU      68(CX), Y0
+	VMOVDQU      Y0, 512(BX)
+	VMOVDQU      100(CX), Y0
+	VMOVDQU      Y0, 768(BX)
+	VMOVDQU      136(CX), Y0
+	VMOVDQU      Y0, 1024(BX)
+	VMOVDQU      168(CX), Y0
+	VMOVDQU      Y0, 1280(BX)
+	VMOVDQU      200(CX), Y0
+	VMOVDQU      Y0, 1536(BX)
+	VMOVDQU      232(CX), Y0
+	VMOVDQU      Y0, 1792(BX)
+	ADDQ         $+2048, BX
+	VBROADCASTSS (CX), Y0
+	VBROADCASTSS 132(CX), X1
+	VINSERTF128  $0x01, X1, Y0, Y0
+	VPAND        constant30<>+0(SB), Y0, Y1
+	VPCMPGTD     constant31<>+0(SB), Y1, Y1
+	VPAND        Y1, Y0, Y0
+	VMOVUPS      Y0, (SI)
+	ADDQ         $0x20, SI
+	ADDQ         $+264, CX
+	DECQ         DX
+	JNZ          group
+	VZEROUPPER
+	RET
+
 // func tile32Depth8AVX2(a *tileArgs)
 // Requires: AVX, AVX2
 TEXT ·tile32Depth8AVX2(SB), NOSPLIT, $0-8

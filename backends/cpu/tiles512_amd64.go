@@ -28,6 +28,20 @@ func unpackQ2_KAVX512(a *unpackArgs)
 
 func unpackIQ4_XSAVX512(a *unpackArgs)
 
+func unpackINT4_32AVX512(a *unpackArgs)
+
+func unpackINT4_128AVX512(a *unpackArgs)
+
+func unpackINT4F_32AVX512(a *unpackArgs)
+
+func unpackINT4F_64AVX512(a *unpackArgs)
+
+func unpackINT4F_128AVX512(a *unpackArgs)
+
+func unpackINT8F_32AVX512(a *unpackArgs)
+
+func unpackINT8F_128AVX512(a *unpackArgs)
+
 func tile32x16AVX512(a *tileArgs)
 
 func tile32x32AVX512(a *tileArgs)

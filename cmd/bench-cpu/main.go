@@ -53,7 +53,7 @@ func run(args []string, out io.Writer) error {
 	f.IntVar(&o.cols, "cols", 2048, "columns of a matrix, a multiple of 256")
 	f.IntVar(&o.samples, "samples", 5, "samples of each measurement")
 	f.BoolVar(&o.verbose, "v", false, "print every sample")
-	types := f.String("types", "Q4_K,Q8_0,Q6_K,Q4_0,Q5_K,MXFP4,BF16,F32,F16,Q5_0,Q5_1,Q4_1,IQ4_XS,IQ4_NL,Q3_K,Q2_K", "formats, or all")
+	types := f.String("types", "Q4_K,Q8_0,Q6_K,Q4_0,Q5_K,MXFP4,BF16,F32,F16,Q5_0,Q5_1,Q4_1,IQ4_XS,IQ4_NL,Q3_K,Q2_K,F8_128,INT4_32,INT4_128,INT4F_32,INT4F_64,INT4F_128,INT8F_32,INT8F_128", "formats, or all")
 	pool := f.Int("pool", 768, "MiB of weights, more than the caches hold")
 	kernels := f.String("kernels", os.Getenv("SLUICE_CPU"), "go, avx2 or avx512 (default: the best)")
 	if err := f.Parse(args); err != nil {

@@ -10,14 +10,16 @@ import (
 // by signed ones; codes of either sign give it their magnitude, and their sign to
 // the other factor, so that its 16-bit sums of two products are at most 2*128*127.
 type format256 struct {
-	name   string
-	bytes  int
-	act    int
-	d      int // byte of the f16 scale of a block of 256; a min follows it
-	bias   int // of unsigned codes
-	signed bool
-	kind   byte
-	sums32 bool // sub-scales and sub-mins are for groups of 32, not 16
+	name     string
+	bytes    int
+	act      int
+	runs     int // of 32 codes in a block of several, and their bytes
+	runBytes int
+	d        int // byte of the f16 scale of a block of 256; a min follows it
+	bias     int // of unsigned codes
+	signed   bool
+	kind     byte
+	sums32   bool // sub-scales and sub-mins are for groups of 32, not 16
 
 	setup  func()
 	code   func(r *rowKernel, k, i int) vec // codes 32*i.. of block k; for blocks of 32, i is 0
@@ -30,7 +32,7 @@ type format256 struct {
 
 // formats256 are the formats that have kernels of their own.
 func formats256() []*format256 {
-	return []*format256{
+	return append([]*format256{
 		{
 			name: "Q8_0", bytes: 34, act: 32, signed: true, kind: ' ', floats: halves256s(0, -1), setup: func() {},
 			code: func(r *rowKernel, k, _ int) vec { return load256(r.at(k, 2)) },
@@ -48,7 +50,7 @@ func formats256() []*format256 {
 		q2_KBy256(),
 		iq4_XSBy256(),
 		unpackedBy256(),
-	}
+	}, own256()...)
 }
 
 func load256(m Mem) vec {

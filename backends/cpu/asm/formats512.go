@@ -19,14 +19,16 @@ const (
 // A format512 is a weight format, as the kernels of AVX-512 read it. Codes are
 // unsigned: the bias is what must be taken off them.
 type format512 struct {
-	name   string
-	bytes  int
-	act    int
-	order  order
-	bias   int
-	kind   byte
-	sums32 bool // sub-mins are for groups of 32, not 16
-	wide   bool // sums of four products may exceed int16
+	name     string
+	bytes    int
+	act      int
+	runs     int // of 32 codes in a block of several, and their bytes
+	runBytes int
+	order    order
+	bias     int
+	kind     byte
+	sums32   bool // sub-mins are for groups of 32, not 16
+	wide     bool // sums of four products may exceed int16
 
 	setup  func()
 	codes  func(r *rowKernel, k int) [4]vec // of block k; for blocks of 32: of all eight
@@ -44,9 +46,17 @@ type format512 struct {
 // lanes16 is 16 bytes, from byte b of blocks k..k+3, in each 128 bits.
 func lanes16(r *rowKernel, k, b int) vec {
 	z := ZMM()
-	VBROADCASTI32X4(r.at(k, b), z)
-	for i := 1; i < 4; i++ {
-		VINSERTI32X4(Imm(uint64(i)), r.at(k+i, b), z, z)
+	switch r.runs {
+	case 4: // they are neighbours
+		VMOVDQU32(r.at(k, b), z)
+	case 2:
+		VBROADCASTI64X4(r.at(k, b), z)
+		VINSERTI64X4(Imm(1), r.at(k+2, b), z, z)
+	default:
+		VBROADCASTI32X4(r.at(k, b), z)
+		for i := 1; i < 4; i++ {
+			VINSERTI32X4(Imm(uint64(i)), r.at(k+i, b), z, z)
+		}
 	}
 	return z
 }
@@ -62,7 +72,7 @@ func nibbles(z, mask vec) (lo, hi vec) {
 
 // formats512 are the formats that have kernels of their own.
 func formats512() []*format512 {
-	return []*format512{
+	return append([]*format512{
 		q8_0(),
 		halves18(nibbles32("Q4_0", 18, 2, 8, ' ', nil)),
 		nibbles32("Q4_1", 20, 4, 0, '+', nil),
@@ -77,7 +87,7 @@ func formats512() []*format512 {
 		q2_K(),
 		iq4_XS(),
 		unpacked(),
-	}
+	}, own512()...)
 }
 
 // halfFloats reads f16 scales, and mins if there are, at these bytes.
@@ -671,11 +681,11 @@ func (f *format512) unpackRow() {
 		return g
 	}
 	f.setup()
-	r := &rowKernel{blockBytes: f.bytes, w: field(unpackW)}
+	r := &rowKernel{blockBytes: f.bytes, runs: f.runs, runBytes: f.runBytes, w: field(unpackW)}
 	n := field(unpackGroups)
 	u := &unpacker{field(unpackCodes), field(unpackScale), field(unpackMin), field(unpackSub), field(unpackPair)}
 	Label("group")
-	r.prefetch(0, f.bytes*256/f.act)
+	r.prefetch(0, r.groupBytes()*32/f.act)
 	c := f.codes(r, 0)
 	run := func(i, b int) Mem { return Mem{Base: u.codes, Disp: i*tileRows*32 + b} }
 	for i, z := range c {
@@ -702,7 +712,7 @@ func (f *format512) unpackRow() {
 			VMOVUPS(m, Mem{Base: u.min})
 			ADDQ(Imm(32), u.min)
 		}
-		ADDQ(I32(int32(8*f.bytes)), r.w)
+		ADDQ(I32(int32(r.groupBytes())), r.w)
 	} else {
 		f.unpack(r, u)
 		ADDQ(Imm(4), u.scale)

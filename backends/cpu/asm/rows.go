@@ -37,6 +37,8 @@ const partBytes = 8 * 8 * 64
 type rowKernel struct {
 	name       string
 	blockBytes int // of weights
+	runs       int // of 32 codes under one scale in a block; 0: one block, one scale
+	runBytes   int // of codes from one of several runs to the next
 	codeBytes  int // of a block's codes, for one position; half of them where they are split
 	sumBytes   int // of the sums of a block's codes, for one position
 
@@ -85,7 +87,7 @@ func (r *rowKernel) emit(setup, body func()) {
 		offset(4, r.d)
 		offset(r.sumBytes, r.sum)
 		body()
-		ADDQ(I32(int32(8*r.blockBytes)), r.w)
+		ADDQ(I32(int32(r.groupBytes())), r.w)
 		ADDQ(Imm(32), r.terms)
 		ADDQ(Mem{Base: r.args, Disp: rowStep}, start)
 		MOVQ(start, t)
@@ -98,8 +100,15 @@ func (r *rowKernel) emit(setup, body func()) {
 	}
 }
 
-// at is a place in the weights: byte b of block k of the group.
-func (r *rowKernel) at(k, b int) Mem { return Mem{Base: r.w, Disp: k*r.blockBytes + b} }
+// at is a place in the weights: byte b of block k of the group. Where blocks have
+// several runs of 32 codes, k counts these, and b is where codes begin in a block.
+func (r *rowKernel) at(k, b int) Mem {
+	runs := max(r.runs, 1)
+	return Mem{Base: r.w, Disp: k/runs*r.blockBytes + k%runs*r.runBytes + b}
+}
+
+// groupBytes is the size of a group.
+func (r *rowKernel) groupBytes() int { return 8 * r.blockBytes / max(r.runs, 1) }
 
 // part is a place in the scratch memory behind the partial sums.
 func (r *rowKernel) part() reg.GPVirtual {

@@ -27,14 +27,14 @@ func rows256() {
 // rows is the row kernel of a format. The sums of each block and position, eight
 // int32, wait in memory until there are those of eight blocks.
 func (f *format256) rows() {
-	r := &rowKernel{name: "rows" + f.name + "AVX2", blockBytes: f.bytes, codeBytes: f.act, sumBytes: f.act / 8}
+	r := &rowKernel{name: "rows" + f.name + "AVX2", blockBytes: f.bytes, runs: f.runs, runBytes: f.runBytes, codeBytes: f.act, sumBytes: f.act / 8}
 	if f.sums32 {
 		r.sumBytes = 16
 	}
 	r.emit(f.setup, func() {
 		var sums [8]vec
 		for k := range sums {
-			r.prefetch(f.bytes*k, f.bytes*(k+1))
+			r.prefetch(r.groupBytes()*k/8, r.groupBytes()*(k+1)/8)
 			if f.act == 32 {
 				c := f.code(r, k, 0)
 				sums[k] = r.partials256(k, func(x, _ reg.GPVirtual) vec {

@@ -133,7 +133,7 @@ func rows512() {
 // rows32 is the row kernel of blocks of 32: the codes of eight blocks are four
 // registers, and each position meets them there.
 func (f *format512) rows32() {
-	r := &rowKernel{name: "rows" + f.name + "AVX512", blockBytes: f.bytes, codeBytes: 32, sumBytes: 4}
+	r := &rowKernel{name: "rows" + f.name + "AVX512", blockBytes: f.bytes, runs: f.runs, runBytes: f.runBytes, codeBytes: 32, sumBytes: 4}
 	if f.order == split32 {
 		r.codeBytes = 16
 	}
@@ -142,7 +142,7 @@ func (f *format512) rows32() {
 		f.setup()
 		red.setup(f.order == split32, f.order == natural)
 	}, func() {
-		r.prefetch(0, 8*f.bytes)
+		r.prefetch(0, r.groupBytes())
 		c := f.codes(r, 0)
 		w, mw := f.floats(r)
 		r.positions(func(terms reg.GPVirtual) {

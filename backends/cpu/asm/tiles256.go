@@ -329,11 +329,11 @@ func (f *format256) unpackRow() {
 		return g
 	}
 	f.setup()
-	r := &rowKernel{blockBytes: f.bytes, w: field(unpackW)}
+	r := &rowKernel{blockBytes: f.bytes, runs: f.runs, runBytes: f.runBytes, w: field(unpackW)}
 	n := field(unpackGroups)
 	u := &unpacker{field(unpackCodes), field(unpackScale), field(unpackMin), field(unpackSub), field(unpackPair)}
 	Label("group")
-	r.prefetch(0, f.bytes*256/f.act)
+	r.prefetch(0, r.groupBytes()*32/f.act)
 	for i := range 8 {
 		c := vec(nil)
 		if f.act == 32 {
@@ -352,7 +352,7 @@ func (f *format256) unpackRow() {
 			VMOVUPS(m, Mem{Base: u.min})
 			ADDQ(Imm(32), u.min)
 		}
-		ADDQ(I32(int32(8*f.bytes)), r.w)
+		ADDQ(I32(int32(r.groupBytes())), r.w)
 	} else {
 		f.storeScales(r, u)
 		ADDQ(Imm(4), u.scale)
