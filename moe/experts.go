@@ -66,8 +66,11 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 	if s.trace != nil {
 		s.trace.Batch(step, s.ids[:n*k], s.weights[:n*k])
 	}
-	if n == 1 && e.next != nil && step.Guesses() {
-		e.next.guess(step, s)
+	guess := n == 1 && e.next != nil && step.Guesses()
+	first := 0 // experts that are to be computed before the guess
+	if guess {
+		clear(s.guess.share)
+		first = s.before(step)
 	}
 	s.clock.lap(StageRouter)
 
@@ -86,6 +89,12 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 	defer s.held.drop() // after an error
 	group := s.groupOf(n)
 	for done := 0; done < len(s.distinct); {
+		if guess && first == 0 {
+			guess = false
+			if err := e.next.guess(step, s, shared); err != nil {
+				return fmt.Errorf("moe: layer %d: %w", l, err)
+			}
+		}
 		i, parts, ok, err := step.Next(ctx)
 		s.clock.lap(StageExpertWait)
 		jobs := 0
@@ -118,9 +127,18 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 		s.be.ExpertGroup(s.out, perRow, s.job[:jobs], x)
 		for _, i := range s.arrived[:jobs] {
 			step.Done(int(i))
+			if guess && step.Held(int(i)) {
+				s.guess.share[i] = weights[i]
+				first--
+			}
 		}
 		done += jobs
 		s.clock.lap(StageExperts)
+	}
+	if guess {
+		if err := e.next.guess(step, s, shared); err != nil {
+			return fmt.Errorf("moe: layer %d: %w", l, err)
+		}
 	}
 	if err := s.held.collect(s); err != nil {
 		return fmt.Errorf("moe: layer %d: %w", l, err)
@@ -131,19 +149,41 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 	return ctx.Err()
 }
 
-// guess tells the tiers which experts this layer will want, as far as the state
-// before the experts of the layer above shows it: the router's choice for the
-// residual stream as it is now. It reads no vector that a later step reads, and
-// what the backend says of it stays here.
-func (e *experts) guess(step *tiers.Step, s *state) {
-	g := &s.guess
-	s.be.RMSNorm(g.h, s.x, e.norm, e.eps)
-	s.matMul(g.scores, e.router, g.h)
-	if s.be.Read(g.hostScores, g.scores) != nil { // no guess of a state that is no number; the layer itself will say so
-		return
+// before is how many experts of a single position are to be computed before the
+// next layer's are guessed: those in RAM, whose outputs make the guess better while
+// the drive reads the others; none if it has nothing else to read. So a guess does
+// not depend on when reads arrive.
+func (s *state) before(step *tiers.Step) (n int) {
+	for i := range s.distinct {
+		if step.Held(i) && !step.InVRAM(i) {
+			n++
+		}
 	}
-	e.route(g.ids, g.weights, g.hostScores)
-	step.Guess(e.layer, g.ids)
+	return n % len(s.distinct)
+}
+
+// guess tells the tiers which experts this layer will want, as far as the state of
+// a single position in the layer above shows it: the router's choice for the
+// residual stream with what that layer's shared expert, and those of its experts
+// that were in RAM and are computed, add to it. It writes no vector that a later
+// step reads, and what the backend says of it stays here. Errors: what it has to
+// say of the layer above.
+func (e *experts) guess(step *tiers.Step, s *state, shared backends.Vec) error {
+	g := &s.guess
+	g.none.SetLen(0)
+	if err := s.be.Read(nil, g.none); err != nil { // or it would be taken for one of the guess
+		return err
+	}
+	s.be.Gather(g.x, s.x, g.row[:])
+	s.be.Combine(g.x, s.out, s.topK, g.share, shared) // of the others old outputs, by 0
+	s.be.RMSNorm(g.h, g.x, e.norm, e.eps)
+	s.matMul(g.scores, e.router, g.h)
+	if s.be.Read(g.hostScores, g.scores) == nil { // no guess of a state that is no number; the layer itself will say so
+		e.route(g.ids, g.weights, g.hostScores)
+		step.Guess(e.layer, g.ids)
+	}
+	s.clock.lap(StageRouter)
+	return nil
 }
 
 // groupOf is how many experts are computed together for n positions. An expert

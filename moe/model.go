@@ -97,7 +97,11 @@ type state struct {
 // guessState is what the guess of the next layer's experts works on, apart from
 // what the layer itself does.
 type guessState struct {
-	h, scores  backends.Vec // [1, dim], [1, experts]
+	x, h       backends.Vec // [1, dim]
+	none       backends.Vec // [0, dim]
+	row        [1]int32     // the one row of a single position
+	share      []float32    // [topK] weights of the experts that are computed, 0 of the others
+	scores     backends.Vec // [1, experts]
 	hostScores []float32
 	ids        []int32
 	weights    []float32
@@ -154,7 +158,8 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 	}
 	s.scores = vec(n, spec.Experts)
 	s.out, s.shared = vec(n*spec.TopK, spec.Hidden), vec(n, spec.Hidden)
-	s.guess.h, s.guess.scores = vec(1, spec.Hidden), vec(1, spec.Experts)
+	s.guess.x, s.guess.h, s.guess.none = vec(1, spec.Hidden), vec(1, spec.Hidden), vec(1, spec.Hidden)
+	s.guess.scores, s.guess.share = vec(1, spec.Experts), make([]float32, spec.TopK)
 	s.last, s.logits = vec(headRows, spec.Hidden), vec(headRows, spec.Vocab)
 	if cfg.Drafts > 0 {
 		s.drafts.init(vec, n, spec)

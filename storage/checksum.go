@@ -30,34 +30,48 @@ func (e *ChecksumError) Error() string {
 
 var errChecksum = errors.New("the checksum does not fit")
 
-// verify says whether a fetch whose reads are over is to be delivered: it compares
-// the bytes with their checksum, in the goroutine that reaps, while other experts
-// are read and computed. Where it does not fit the first time it has all of it read
-// once more, from another drive, or from this one and not the cache; the second
-// time the fetch gets a *ChecksumError. Only slabs have checksums.
-func (s *Reader) verify(f *Fetch) bool {
+// checksum is that of the bytes of a fetch whose reads are over. It is taken in the
+// goroutine that reaps, while other experts are read and computed. Only slabs have
+// checksums; a fetch without one, or one that has failed, gives 0.
+func (s *Reader) checksum(f *Fetch) uint32 {
 	st, stk := &f.src, s.layers[f.Key.Layer].stack
-	if stk == nil {
-		return true
+	if stk == nil || st.failed() {
+		return 0
 	}
+	r := &st.reads[0]
+	o, off := s.file(r), stk.at(int64(f.Key.Expert))
+	if s.mode == MMap {
+		return crc32.Checksum(o.mem[off:off+stk.span], castagnoli)
+	}
+	// Parts stand so close that their rounded ends touch: one read has all.
+	return crc32.Checksum(r.buf[off-r.off:][:stk.span], castagnoli)
+}
+
+// failed says that a read failed for good.
+func (st *fetchState) failed() bool {
 	for i := range st.reads[:st.n] {
 		if st.reads[i].err != nil {
 			return true
 		}
 	}
-	r := &st.reads[0]
-	o, off := s.file(r), stk.at(int64(f.Key.Expert))
-	var b []byte
-	if s.mode == MMap {
-		b = o.mem[off : off+stk.span]
-	} else {
-		// Parts stand so close that their rounded ends touch: one read has all.
-		b = r.buf[off-r.off:][:stk.span]
+	return false
+}
+
+// verify says whether a fetch whose reads are over is to be delivered. Where its
+// checksum does not fit the first time it has all of it read once more, from
+// another drive, or from this one and not the cache; the second time the fetch
+// gets a *ChecksumError.
+func (s *Reader) verify(f *Fetch, got uint32) bool {
+	st, stk := &f.src, s.layers[f.Key.Layer].stack
+	if stk == nil || st.failed() {
+		return true
 	}
-	got, want := crc32.Checksum(b, castagnoli), stk.sums[f.Key.Expert]
+	want := stk.sums[f.Key.Expert]
 	if got == want {
 		return true
 	}
+	r := &st.reads[0]
+	o, off := s.file(r), stk.at(int64(f.Key.Expert))
 	s.blame(r, errChecksum)
 	if st.again {
 		f.Err = &ChecksumError{File: o.Path, Key: f.Key, Off: off, Want: want, Got: got}
@@ -83,8 +97,6 @@ func (s *Reader) verify(f *Fetch) bool {
 			s.put(r, r.drive)
 		}
 	}
-	s.dispatch()
-	s.via.submit()
 	return false
 }
 

@@ -195,12 +195,8 @@ func (s *Reader) begin(f *Fetch) {
 // deliver gives a finished fetch back to the caller and counts it.
 func (s *Reader) deliver(f *Fetch) *Fetch {
 	st := &f.src
-	failed := false
-	for i := range st.reads[:st.n] {
-		failed = failed || st.reads[i].err != nil
-	}
-	if !failed && f.Err == nil {
-		s.weave(f)
+	if !st.failed() && f.Err == nil {
+		s.beside(func() { s.weave(f) })
 	}
 	for i := range st.reads[:st.n] {
 		r := &st.reads[i]

@@ -391,10 +391,9 @@ func (s *Reader) reapRead() *read {
 	for {
 		s.poll()
 		if r := s.loaded.pop(); r != nil {
-			s.via.submit()
 			return r
 		}
-		s.ended(s.via.next(true))
+		s.via.wait()
 	}
 }
 

@@ -48,18 +48,18 @@ func (p *pool) submit() {
 	p.work.Broadcast()
 }
 
-func (p *pool) next(wait bool) *read {
-	if wait {
-		p.submit()
-	}
+func (p *pool) next() *read {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := p.ended.pop()
-	for r == nil && wait {
+	return p.ended.pop()
+}
+
+func (p *pool) wait() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.ended.head == nil {
 		p.news.Wait()
-		r = p.ended.pop()
 	}
-	return r
 }
 
 // reader does tries until the pool is stopped.

@@ -12,8 +12,8 @@ import (
 )
 
 // A Reader reads a model from its drives: resident tensors whole, with Load,
-// and experts one by one, as a Source. One goroutine calls it, but for Notices
-// and Drives, which any may call.
+// and experts one by one, as a Source. One goroutine calls it, another may be in
+// Reap meanwhile, and any may call Notices and Drives.
 //
 // It decides what is asked of which drive and when, continues what comes short
 // and tries again what fails; a transport does the tries.
@@ -26,44 +26,54 @@ type Reader struct {
 	direct  bool    // reads go past the page cache
 	dev     device
 	via     transport
-	depth   int  // most tries at a drive at once
-	fixed   bool // the depth was asked for
-	busy    int  // fetches in flight
-	closed  bool
+	depth   int    // most tries at a drive at once
 	woven   int64  // bytes of the largest expert that is made of what is read; 0: none is
-	scratch []byte // what weave makes an expert in
-	stats   SourceStats
-	ready   fetchList // finished, for Reap
-	loaded  readList  // finished, for Load
+	scratch []byte // what weave makes an expert in; of who reaps
+
+	books  sync.Mutex // guards the rest, but for the reads of fetches that are finished
+	fixed  bool       // the depth was asked for
+	busy   int        // fetches in flight
+	closed bool
+	stats  SourceStats
+	ready  fetchList // finished, for Reap
+	loaded readList  // finished, for Load
 
 	mu      sync.Mutex // guards notices, and stat and told of the drives
 	notices []string
 }
 
-// A transport carries tries of reads out. One goroutine calls it.
+// A transport carries tries of reads out. One goroutine at a time calls it, but
+// for wait, beside which others may start and submit.
 type transport interface {
-	// start takes a try of r's rest, which begins at the next submit or wait.
-	// There is room for depth x drives of them.
+	// start takes a try of r's rest, which begins at the next submit.
+	// There is room for 2 x depth x drives of them.
 	start(r *read)
 	// submit begins what was started, in one go.
 	submit()
 	// next gives a try that has ended, in any order, its outcome in r.n and
-	// r.fault. If none has, it gives nil, or with wait submits and waits for one.
-	next(wait bool) *read
+	// r.fault, or nil if none has.
+	next() *read
+	// wait waits until next gives one. Some have been submitted.
+	wait()
 	// register is Source.Register.
 	register(arenas [][]byte) error
 	// close gives back what the transport holds. Nothing is in flight.
 	close()
 }
 
-func (s *Reader) Mode() Mode         { return s.mode }
-func (s *Reader) Stats() SourceStats { return s.stats }
+func (s *Reader) Mode() Mode { return s.mode }
+
+func (s *Reader) Stats() SourceStats {
+	s.books.Lock()
+	defer s.books.Unlock()
+	return s.stats
+}
 
 func (s *Reader) SlotBytes(layer int) int64   { return s.layer(int32(layer)).slot }
 func (s *Reader) ExpertBytes(layer int) int64 { return s.layer(int32(layer)).payload }
 
-// Depth is how many reads are at work at a drive at once, at most: what
-// SourceOptions said, else what Load found, else a default.
+// Depth is how many reads are at work at a drive at once, at most, and as many in
+// the background: what SourceOptions said, else what Load found, else a default.
 func (s *Reader) Depth() int { return s.depth }
 
 // Direct says whether reads go past the page cache.
@@ -96,9 +106,11 @@ func (s *Reader) layer(i int32) *layer {
 	return l
 }
 
-// Submit is Source.Submit. No more than Depth reads are at a drive at once; the
-// others follow as those end, in Reap.
+// Submit is Source.Submit. No more than Depth reads are at a drive at once, and as
+// many in the background; the others follow as those end, in Reap.
 func (s *Reader) Submit(fetches []*Fetch) {
+	s.books.Lock()
+	defer s.books.Unlock()
 	for _, f := range fetches {
 		s.begin(f)
 		for i := range f.src.n {
@@ -112,6 +124,8 @@ func (s *Reader) Submit(fetches []*Fetch) {
 
 // Hurry is Source.Hurry: what of a fetch is not yet at a drive waits among the others.
 func (s *Reader) Hurry(f *Fetch) {
+	s.books.Lock()
+	defer s.books.Unlock()
 	if !f.src.busy || !f.Background {
 		return
 	}
@@ -128,28 +142,40 @@ func (s *Reader) Hurry(f *Fetch) {
 }
 
 func (s *Reader) Reap() *Fetch {
+	s.books.Lock()
+	defer s.books.Unlock()
 	if s.busy == 0 {
 		panic("storage: Reap with nothing in flight")
 	}
 	for {
 		s.poll()
-		if f := s.ready.pop(); f != nil {
-			s.via.submit()
-			if s.verify(f) {
-				return s.deliver(f)
-			}
+		f := s.ready.pop()
+		if f == nil {
+			s.beside(s.via.wait)
 			continue
 		}
-		s.ended(s.via.next(true))
+		var sum uint32
+		s.beside(func() { sum = s.checksum(f) })
+		if s.verify(f, sum) {
+			return s.deliver(f)
+		}
 	}
 }
 
-// poll looks at all tries that have ended and starts others in their place.
+// beside does what takes long while others may submit.
+func (s *Reader) beside(work func()) {
+	s.books.Unlock()
+	defer s.books.Lock()
+	work()
+}
+
+// poll looks at all tries that have ended and submits others in their place.
 func (s *Reader) poll() {
-	for r := s.via.next(false); r != nil; r = s.via.next(false) {
+	for r := s.via.next(); r != nil; r = s.via.next() {
 		s.ended(r)
 	}
 	s.dispatch()
+	s.via.submit()
 }
 
 // put queues r at a drive.
@@ -165,14 +191,19 @@ func (s *Reader) put(r *read, drive int) {
 	}
 }
 
-// dispatch starts what waits and has room. Background reads start where nothing
-// else waits, and take half of the room, so that others need not wait long.
+// dispatch starts what waits and has room. Background reads have room of their
+// own, as much again, and start where nothing else waits: who reaps may get no
+// processor while experts compute, and what is not at the drive by then would
+// leave it idle; and nobody has to wait for one of them to make room.
 func (s *Reader) dispatch() {
 	for i := range s.drives {
 		d := &s.drives[i]
-		for d.flying < s.depth {
-			r := d.todo.pop()
-			if r == nil && d.flyingLater < (s.depth+1)/2 {
+		for {
+			var r *read
+			switch {
+			case d.todo.head != nil && d.flying-d.flyingLater < s.depth:
+				r = d.todo.pop()
+			case d.todo.head == nil && d.flyingLater < s.depth:
 				r = d.later.pop()
 			}
 			if r == nil {

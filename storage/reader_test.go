@@ -26,19 +26,26 @@ type rough struct {
 	t       *testing.T
 	rng     *rand.Rand // nil: in order, at once
 	held    []*read
-	depth   int         // most tries at a drive; 0: any
-	flying  map[int]int // by drive
+	depth   int // most tries at a drive, and as many in the background; 0: any
+	flying  map[queue]int
 	started []*read     // since the last submit
 	batches []int       // sizes of submissions
 	saw     func(*read) // each try as it starts
 }
 
+// queue names one of the two queues of a drive.
+type queue struct {
+	drive      int
+	background bool
+}
+
 func (x *rough) start(r *read) {
 	if x.flying == nil {
-		x.flying = map[int]int{}
+		x.flying = map[queue]int{}
 	}
-	if x.flying[r.drive]++; x.depth > 0 && x.flying[r.drive] > x.depth {
-		x.t.Errorf("%d tries at drive %d, the depth is %d", x.flying[r.drive], r.drive, x.depth)
+	q := queue{r.drive, r.background}
+	if x.flying[q]++; x.depth > 0 && x.flying[q] > x.depth {
+		x.t.Errorf("%d tries in %v, the depth is %d", x.flying[q], q, x.depth)
 	}
 	if x.saw != nil {
 		x.saw(r)
@@ -55,17 +62,9 @@ func (x *rough) submit() {
 	x.transport.submit()
 }
 
-func (x *rough) next(wait bool) *read {
-	if wait {
-		x.submit()
-	}
-	for r := x.transport.next(false); r != nil; r = x.transport.next(false) {
-		x.held = append(x.held, r)
-	}
-	if wait && len(x.held) == 0 {
-		x.held = append(x.held, x.transport.next(true))
-	}
-	if len(x.held) == 0 || !wait && x.rng != nil && x.rng.IntN(3) > 0 {
+func (x *rough) next() *read {
+	x.drain()
+	if len(x.held) == 0 || x.rng != nil && x.rng.IntN(3) > 0 {
 		return nil
 	}
 	i := 0
@@ -74,8 +73,20 @@ func (x *rough) next(wait bool) *read {
 	}
 	r := x.held[i]
 	x.held = slices.Delete(x.held, i, i+1)
-	x.flying[r.drive]--
+	x.flying[queue{r.drive, r.background}]--
 	return r
+}
+
+func (x *rough) drain() {
+	for r := x.transport.next(); r != nil; r = x.transport.next() {
+		x.held = append(x.held, r)
+	}
+}
+
+func (x *rough) wait() {
+	for x.drain(); len(x.held) == 0; x.drain() {
+		x.transport.wait()
+	}
 }
 
 // copyTo makes a second drive of the model, in a folder of its own.
@@ -182,7 +193,7 @@ func TestOneSubmission(t *testing.T) {
 	}
 }
 
-// Background reads start when nothing else waits, take half of the depth, and
+// Background reads start when nothing else waits, have a depth of their own, and
 // Hurry puts those that wait among the others.
 func TestBackground(t *testing.T) {
 	m := newExpertModel(t, 21)
@@ -199,19 +210,19 @@ func TestBackground(t *testing.T) {
 		f.Key, f.Background = Key{8, int32(i)}, i < 4 // three reads each
 	}
 	src.Submit(all[:4])
-	if len(order) != 2 {
+	if len(order) != 4 {
 		t.Fatalf("of a depth of 4, background reads take %d", len(order))
 	}
 	src.Submit(all[4:6])
-	if got := order[2:]; !slices.Equal(got, []int32{4, 4}) {
-		t.Fatalf("in the rest of the depth start %v", got)
+	if got := order[4:]; !slices.Equal(got, []int32{4, 4, 4, 5}) {
+		t.Fatalf("beside them start %v", got)
 	}
 	src.Hurry(all[3])
 	for range 6 {
 		m.check(t, src.Reap())
 	}
-	// 0 0 4 4 of the start, then all of 4 and 5 and what was hurried, then the rest.
-	want := []int32{0, 0, 4, 4, 4, 5, 5, 5, 3, 3, 3, 0, 1, 1, 1, 2, 2, 2}
+	// The start, then the rest of 5 and what was hurried, then the others.
+	want := []int32{0, 0, 0, 1, 4, 4, 4, 5, 5, 5, 3, 3, 3, 1, 1, 2, 2, 2}
 	if !slices.Equal(order, want) {
 		t.Errorf("reads start in the order %v, want %v", order, want)
 	}
@@ -376,7 +387,8 @@ type modelled struct {
 	now    time.Duration
 	bps    []float64 // of a lane, by drive
 	lanes  int
-	wait   [][]*read
+	line   [][]*read
+	came   *read // to be given by next
 	flying []landing
 }
 
@@ -388,33 +400,36 @@ type landing struct {
 func (x *modelled) clock() time.Time { return time.Unix(0, 0).Add(x.now) }
 
 func (x *modelled) start(r *read) {
-	for len(x.wait) <= r.drive {
-		x.wait = append(x.wait, nil)
+	for len(x.line) <= r.drive {
+		x.line = append(x.line, nil)
 	}
-	x.wait[r.drive] = append(x.wait[r.drive], r)
+	x.line[r.drive] = append(x.line[r.drive], r)
 }
 
 func (x *modelled) submit() {
-	for d := range x.wait {
+	for d := range x.line {
 		busy := 0
 		for _, l := range x.flying {
 			if l.r.drive == d {
 				busy++
 			}
 		}
-		for ; busy < x.lanes && len(x.wait[d]) > 0; busy++ {
-			r := x.wait[d][0]
-			x.wait[d] = x.wait[d][1:]
+		for ; busy < x.lanes && len(x.line[d]) > 0; busy++ {
+			r := x.line[d][0]
+			x.line[d] = x.line[d][1:]
 			x.flying = append(x.flying, landing{x.now + time.Duration(float64(r.size)/x.bps[d]*1e9), r})
 		}
 	}
 }
 
-func (x *modelled) next(wait bool) *read {
-	if !wait {
-		return nil
-	}
-	x.submit()
+// next gives none before wait has let the time pass.
+func (x *modelled) next() *read {
+	r := x.came
+	x.came = nil
+	return r
+}
+
+func (x *modelled) wait() {
 	i := 0
 	for j := range x.flying {
 		if x.flying[j].at < x.flying[i].at {
@@ -425,7 +440,7 @@ func (x *modelled) next(wait bool) *read {
 	x.flying = slices.Delete(x.flying, i, i+1)
 	x.now = max(x.now, l.at)
 	l.r.n, l.r.fault = len(l.r.rest()), nil
-	return l.r
+	x.came = l.r
 }
 
 func (x *modelled) register([][]byte) error { return nil }

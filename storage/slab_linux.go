@@ -14,8 +14,8 @@ import (
 	"sluice/internal/offheap"
 )
 
-// A ring is the transport of io_uring. Everything happens in the caller's
-// goroutine; there is no other.
+// A ring is the transport of io_uring. Everything happens in the callers'
+// goroutines; there is no other.
 //
 // INVARIANT: no more tries are in the kernel than the ring has entries, so that
 // the completion queue, twice as long, never overflows.
@@ -46,7 +46,7 @@ func newRing(s *Reader) (transport, error) {
 	if s.fixed {
 		room = s.depth
 	}
-	room *= len(s.drives)
+	room *= 2 * len(s.drives)                   // in the background as many again
 	r, err := giouring.CreateRing(uint32(room)) // entries are rounded up to a power of two
 	if err != nil {
 		return nil, err
@@ -192,7 +192,7 @@ func (t *ring) start(r *read) {
 func (t *ring) submit() {
 	for t.ring.SQReady() > 0 {
 		if _, err := t.ring.Submit(); err != nil && !passes(err) {
-			return // the next wait submits the rest
+			runtime.Gosched()
 		}
 	}
 }
@@ -210,26 +210,30 @@ func passes(err error) bool {
 	panic(fmt.Sprintf("storage: io_uring_enter: %v", err))
 }
 
-func (t *ring) next(wait bool) *read {
-	for {
-		if t.ring.CQReady() > 0 {
-			if cqe, err := t.ring.PeekCQE(); err == nil {
-				id, n := cqe.UserData, cqe.Res
-				t.ring.CQESeen(cqe)
-				r := t.work[id]
-				t.work[id] = nil
-				t.free = append(t.free, id)
-				r.n, r.fault = int(n), nil
-				if n < 0 {
-					r.n, r.fault = 0, syscall.Errno(-n)
-				}
-				return r
-			}
-		}
-		if !wait {
-			return nil
-		}
-		if _, err := t.ring.SubmitAndWait(1); err != nil && !passes(err) {
+func (t *ring) next() *read {
+	if t.ring.CQReady() == 0 {
+		return nil
+	}
+	cqe, err := t.ring.PeekCQE()
+	if err != nil {
+		return nil
+	}
+	id, n := cqe.UserData, cqe.Res
+	t.ring.CQESeen(cqe)
+	r := t.work[id]
+	t.work[id] = nil
+	t.free = append(t.free, id)
+	r.n, r.fault = int(n), nil
+	if n < 0 {
+		r.n, r.fault = 0, syscall.Errno(-n)
+	}
+	return r
+}
+
+// wait touches the completion queue alone, which nobody else does meanwhile.
+func (t *ring) wait() {
+	for t.ring.CQReady() == 0 {
+		if _, err := t.ring.Enter(0, 1, giouring.EnterGetEvents, nil); err != nil && !passes(err) {
 			runtime.Gosched()
 		}
 	}

@@ -80,16 +80,17 @@ const MaxParts = 4
 type Fetch struct {
 	Key  Key
 	Slot []byte // memory to read into, of SlotBytes(layer); nil in mmap mode
-	// Background reads wait for all others, take at most half of a drive's queue
-	// and have the lowest I/O priority: for what may never be asked for.
+	// Background reads wait for all others, have a queue of their own and the lowest
+	// I/O priority: for what may never be asked for.
 	Background bool
 	Parts      [MaxParts][]byte // out: the matrices in the order of the roles, views into Slot or the map
 	Err        error            // out: why the bytes mean nothing
 	src        fetchState       // the source's own
 }
 
-// A Source reads experts. One goroutine calls it. Whatever the mode, the bytes
-// are the same.
+// A Source reads experts. One goroutine calls it, and one may be in Reap
+// meanwhile, so that who submits need not wait for a read. Whatever the mode, the
+// bytes are the same.
 type Source interface {
 	Mode() Mode
 	// SlotBytes is the memory that an expert of this layer takes in a slot: its
@@ -107,7 +108,8 @@ type Source interface {
 	// without. While memory is registered its pages stay, whatever madvise says:
 	// register what is to stay before the rest is given back. Nothing may be in flight.
 	Register(arenas [][]byte)
-	// Hurry says that a background fetch in flight is wanted now.
+	// Hurry says that a background fetch is wanted now. One that is no longer in
+	// flight is left alone.
 	Hurry(f *Fetch)
 	// Reap waits for the next finished fetch, in any order, and returns it, its
 	// Err set if it failed (after one retry). It panics if nothing is in flight.

@@ -154,14 +154,9 @@ func (c *Cache) Shrink(limit int) {
 		cl.kept.policy.Resize(int64(size.Keep))
 		c.trim(cl, size.Keep)
 		if cl.slotBytes > 0 {
-			done := make(chan struct{})
-			c.work <- work{do: func() { // in the goroutine that owns what the source knows of slots
-				cl.cut(size.Keep + size.Staging)
-				c.src.Register(c.arenas()) // or the pages behind them would stay
-				offheap.Discard(cl.arena[int64(len(cl.slots))*cl.size.Bytes:])
-				close(done)
-			}}
-			<-done
+			cl.cut(size.Keep + size.Staging)
+			c.src.Register(c.arenas()) // or the pages behind them would stay
+			offheap.Discard(cl.arena[int64(len(cl.slots))*cl.size.Bytes:])
 		}
 		c.regrant(cl, size)
 		cl.size = size

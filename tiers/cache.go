@@ -45,15 +45,16 @@ type Cache struct {
 	step     Step
 	routed   routed
 	ahead    ahead
-	work     chan work  // room for all that is sent before io must look
-	arrived  chan *slot // room for every slot, so that io never waits for the step
+	fetches  []*storage.Fetch // of one submission
+	kick     chan struct{}    // something is in flight that may be unknown to io
+	arrived  chan *slot       // room for every slot, so that io never waits for the step
 	stopped  chan struct{}
 	closed   bool
 	notices  []string
 
-	mu     sync.Mutex // guards the rest
-	stats  Stats
-	behind aheadQueue
+	mu    sync.Mutex // guards the rest
+	stats Stats
+	air   int // slots submitted and not yet reaped
 }
 
 type layer struct {
@@ -87,6 +88,12 @@ type Stats struct {
 	Cap             int   // experts per layer, now
 	CapChanges      int64 // how often Adapt lowered it
 	Source          SourceStats
+}
+
+// Wanted is the loads and their payload, but for what prefetch read for nothing:
+// once Land has been called, and without prefetch failing, the misses and Preload.
+func (st *Stats) Wanted() (loads, bytes int64) {
+	return st.Source.Loads - st.Prefetch.WastedLoads, st.Source.LoadBytes - st.Prefetch.WastedBytes
 }
 
 // Hits counts routed experts by the tier that served them. Positions of a
@@ -137,7 +144,7 @@ func (st *Stats) count(vram, pinned, lru, ahead bool, uses int64) bucket {
 	return missed
 }
 
-// New maps the slots and starts the goroutine that talks to src; nobody else
+// New maps the slots and starts the goroutine that reaps from src; nobody else
 // may call src until Close has returned, which leaves src open. Errors: a cap
 // or top-k below 1, layers that make no sense, no memory.
 func New(src Source, opt Options) (*Cache, error) {
@@ -222,11 +229,11 @@ func (c *Cache) open() error {
 		ended: true,
 	}
 	c.ahead.open(c.opt)
-	c.behind.queue = make([]*slot, 0, c.opt.TopK)
-	c.work = make(chan work, 2*slots+c.opt.TopK)
+	c.fetches = make([]*storage.Fetch, 0, max(widest, preloadAtOnce))
+	c.kick = make(chan struct{}, 1)
 	c.arrived = make(chan *slot, slots)
 	c.stopped = make(chan struct{})
-	go c.io(widest)
+	go c.io()
 	return nil
 }
 
@@ -303,7 +310,7 @@ func (c *Cache) Close() error {
 	c.closed = true
 	c.step.End()
 	c.landAll()
-	close(c.work)
+	close(c.kick)
 	<-c.stopped
 	return c.free()
 }
@@ -315,20 +322,37 @@ func (c *Cache) Stats() Stats {
 	return c.stats
 }
 
-// work is what the cache's user asks of io: to load slots in one submission,
-// to drop one slot's expert, to hurry one that prefetch reads, to call a
-// function while nothing is in flight, or, with none of them, to look at the
-// queue of prefetch.
-type work struct {
-	load        []*slot
-	drop, hurry *slot
-	do          func()
+// load asks for the next expert of each slot, in one submission: here and now, not
+// in a goroutine that would have to wait for a processor while the experts that are
+// in memory compute.
+func (c *Cache) load(slots []*slot, background bool) {
+	c.fetches = c.fetches[:0]
+	for _, s := range slots {
+		c.drop(s) // of bytes in our memory the source hears when they are about to be loaded over
+		s.fetch.Key, s.fetch.Err, s.fetch.Background = s.next, nil, background
+		c.fetches = append(c.fetches, &s.fetch)
+	}
+	c.src.Submit(c.fetches)
+	c.mu.Lock()
+	c.air += len(slots)
+	c.mu.Unlock()
+	select {
+	case c.kick <- struct{}{}:
+	default: // io looks again anyway
+	}
 }
 
-// io is the one goroutine that calls the source.
-//
-// While it reaps, what is asked of it waits for the next read that finishes.
-func (c *Cache) io(widest int) {
+// drop tells the source of an expert that is not wanted any more.
+func (c *Cache) drop(s *slot) {
+	if s.full {
+		c.src.Evict(&s.fetch)
+		s.full = false
+		s.fetch.Parts = [MaxParts][]byte{}
+	}
+}
+
+// io is the goroutine that waits for the source.
+func (c *Cache) io() {
 	defer close(c.stopped)
 	owner := make(map[*storage.Fetch]*slot)
 	for _, cl := range c.classes {
@@ -338,82 +362,24 @@ func (c *Cache) io(widest int) {
 			}
 		}
 	}
-	// The source hears of each expert that leaves: of a view at once (drop of
-	// work), of bytes in our memory when they are about to be loaded over.
-	// A slot that is dropped may have been claimed for a read ahead meanwhile: then
-	// it was dropped when that was submitted, is not full until it lands, and what
-	// the read will bring is left alone.
-	drop := func(s *slot) {
-		if s.full {
-			c.src.Evict(&s.fetch)
-			s.full = false
-			s.fetch.Parts = [MaxParts][]byte{}
-		}
-	}
-	fetches := make([]*storage.Fetch, 0, widest) // of one submission
-	submit := func(slots []*slot, background bool) {
-		fetches = fetches[:0]
-		for _, s := range slots {
-			drop(s)
-			s.fetch.Key, s.fetch.Err, s.fetch.Background = s.next, nil, background
-			s.behind = background
-			fetches = append(fetches, &s.fetch)
-		}
-		c.src.Submit(fetches)
-	}
-	asked, ahead := 0, 0 // in flight: what somebody waits for, and what prefetch reads
-	for {
-		var w work
-		ok, busy := true, asked+ahead > 0
-		select {
-		case w, ok = <-c.work:
-		default:
-			// Nobody asks for anything: time to read ahead.
-			if asked == 0 && ahead < aheadAtOnce {
-				if s := c.nextAhead(); s != nil {
-					submit([]*slot{s}, true)
-					ahead++
-					continue
-				}
-			}
-			if !busy {
-				w, ok = <-c.work
-				break
-			}
+	for range c.kick { // until Close, which has waited for all that was in flight
+		for c.flying() > 0 {
 			s := owner[c.src.Reap()]
-			s.full = s.fetch.Err == nil
-			if s.behind {
-				ahead--
-			} else {
-				asked--
-			}
 			stats := c.src.Stats()
 			c.mu.Lock()
 			c.stats.Source = stats
-			if s.behind {
-				c.behind.inFlight--
-			}
+			c.air--
 			c.mu.Unlock()
-			s.behind = false
 			c.arrived <- s
-			continue
-		}
-		switch {
-		case !ok:
-			return // Close has waited for all that was in flight
-		case w.drop != nil:
-			drop(w.drop)
-		case w.hurry != nil:
-			if s := w.hurry; s.behind { // and else it has come meanwhile
-				c.src.Hurry(&s.fetch)
-			}
-		case w.load != nil:
-			submit(w.load, false)
-			asked += len(w.load)
-		case w.do != nil:
-			w.do()
 		}
 	}
+}
+
+// flying is how many slots are submitted and not yet reaped.
+func (c *Cache) flying() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.air
 }
 
 // A Step is the use of some experts of one layer by one batch, from Begin to
@@ -518,7 +484,7 @@ func (c *Cache) Begin(ctx context.Context, layer int, experts, uses []int32) (*S
 				it.state = loading
 				c.stats.Prefetch.Late++
 				s.inFlight++
-				c.work <- work{hurry: sl}
+				c.src.Hurry(&sl.fetch)
 			}
 		case missed:
 			it.state = waiting
@@ -587,12 +553,13 @@ func (s *Step) submit() {
 		s.inFlight++
 	}
 	if batch := s.queue[from:]; len(batch) > 0 {
-		s.c.work <- work{load: batch}
+		s.c.load(batch, false)
 	}
 }
 
 // land takes a slot that io has loaded.
 func (c *Cache) land(sl *slot) {
+	sl.full = sl.fetch.Err == nil
 	switch {
 	case sl.ahead != onGround:
 		c.landAhead(sl)
@@ -659,6 +626,10 @@ func (s *Step) TryNext() (i int, parts *[MaxParts][]byte, ok bool, pending int, 
 	i, parts, err = s.take()
 	return i, parts, err == nil, s.left, err
 }
+
+// Held says whether expert i was in a tier when Begin asked, whatever a prefetch
+// had read ahead: Next returns those first.
+func (s *Step) Held(i int) bool { return s.items[i].hit() || s.items[i].fixed() }
 
 // poll says whether an expert can be taken now.
 func (s *Step) poll() bool {
@@ -736,7 +707,7 @@ func (s *Step) Fresh(i int) bool {
 	return sl != nil && !sl.used
 }
 
-// InVRAM says that expert i, which Next has returned, is in the device's
+// InVRAM says that expert i is in the device's
 // memory: its parts are nil, or a copy that the device need not be asked for.
 func (s *Step) InVRAM(i int) bool { return s.items[i].from == inVRAM }
 
@@ -812,7 +783,7 @@ func (c *Cache) check() {
 		}
 	}
 	c.mu.Lock()
-	st, flying := c.stats, int64(c.behind.inFlight)
+	st, flying := c.stats, int64(c.air)
 	c.mu.Unlock()
 	if st.Hits.VRAM+st.Hits.Pinned+st.Hits.LRU+st.Misses != st.RoutedExperts {
 		panic(fmt.Sprintf("tiers: hits and misses do not sum to the routed experts: %+v", st))

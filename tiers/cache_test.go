@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -656,6 +657,7 @@ func TestPoison(t *testing.T) {
 // instant is a source that has read as soon as it is asked, and allocates
 // nothing.
 type instant struct {
+	mu    sync.Mutex
 	queue []*storage.Fetch
 	next  int
 	stats SourceStats
@@ -665,6 +667,8 @@ func (s *instant) Mode() Mode            { return storage.Slab }
 func (s *instant) SlotBytes(int) int64   { return 4096 }
 func (s *instant) ExpertBytes(int) int64 { return 4000 }
 func (s *instant) Submit(f []*storage.Fetch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.next == len(s.queue) {
 		s.queue, s.next = s.queue[:0], 0
 	}
@@ -672,6 +676,8 @@ func (s *instant) Submit(f []*storage.Fetch) {
 }
 
 func (s *instant) Reap() *storage.Fetch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	f := s.queue[s.next]
 	s.next++
 	f.Parts[0] = f.Slot[:4000]

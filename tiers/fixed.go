@@ -143,7 +143,7 @@ func (c *Cache) preload(ctx context.Context, batch []*slot) error {
 	if err := ctx.Err(); err != nil || len(batch) == 0 {
 		return err
 	}
-	c.work <- work{load: append([]*slot(nil), batch...)}
+	c.load(batch, false)
 	var failed error
 	for range batch {
 		sl := <-c.arrived
@@ -177,6 +177,6 @@ func (c *Cache) release(sl *slot) {
 	sl.held = false
 	sl.class.free = append(sl.class.free, sl)
 	if sl.class.slotBytes == 0 {
-		c.work <- work{drop: sl} // what is not loaded over is dropped now
+		c.drop(sl) // what is not loaded over is dropped now
 	}
 }

@@ -82,13 +82,14 @@ type CapPlan struct {
 	LRU, Staging int64  // bytes of the pool at that cap
 	Peak         int64  // projected resident set at that cap
 	Words        string // why it is not the cap that was requested; "" if it is
+	Tight        string // that a requested cap leaves less than the reserve; "" if not
 }
 
 // reserve is what an automatic cap leaves of the available memory: a tenth,
 // for the Go heap, stacks, page tables, the page cache of what else runs, and
 // the error of the projection, but at least 256 MiB, since most of that does
 // not shrink with the machine, and at most a quarter, so that small containers
-// keep room for experts. A cap that was asked for leaves no reserve.
+// keep room for experts. A cap that was asked for may take it, in words.
 func reserve(available int64) int64 {
 	return min(max(available/10, 256<<20), available/4)
 }
@@ -139,6 +140,10 @@ func (p Plan) Fit() (CapPlan, error) {
 		got.Words = fmt.Sprintf("cap lowered %d -> %d (projected peak %s, available %s)", p.Cap, lo, GB(p.at(want).Peak), GB(p.Available))
 	case lo < p.Cap:
 		got.Words = fmt.Sprintf("cap lowered %d -> %d (the model has %d experts per layer)", p.Cap, lo, most)
+	}
+	if left := p.Available - got.Peak; p.Cap > 0 && left < reserve(p.Available) {
+		got.Tight = fmt.Sprintf("cap %d leaves %s of the available %s, where one that is chosen leaves %s for the Go heap, page tables and the page cache: under a limit of memory the process may be killed; leave --cap out, or ask for less",
+			lo, GB(left), GB(p.Available), GB(reserve(p.Available)))
 	}
 	return got, nil
 }

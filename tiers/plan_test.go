@@ -129,6 +129,9 @@ func TestFit(t *testing.T) {
 			if got.Cap != tt.cap || got.Peak != tt.peak || got.Words != tt.words {
 				t.Errorf("got  cap %d, peak %d, %q\nwant cap %d, peak %d, %q", got.Cap, got.Peak, got.Words, tt.cap, tt.peak, tt.words)
 			}
+			if left := tt.plan.Available - got.Peak; (got.Tight != "") != (tt.plan.Cap > 0 && left < reserve(tt.plan.Available)) {
+				t.Errorf("with %d of %d left: %q", left, tt.plan.Available, got.Tight)
+			}
 			if got.Peak != tt.plan.Fixed+got.LRU+got.Staging {
 				t.Errorf("%+v does not sum to its peak", got)
 			}
@@ -136,6 +139,23 @@ func TestFit(t *testing.T) {
 	}
 	if _, err := (Plan{Layers: even(1, 1, 1), TopK: 0, Available: 1}).Fit(); err == nil {
 		t.Error("top-k 0 is accepted")
+	}
+}
+
+// A requested cap that takes what an automatic one would leave says so.
+func TestTightWords(t *testing.T) {
+	p := Plan{Layers: even(10, 32, 100e6), TopK: 2, Fixed: 1e9, Available: 4e9, Cap: 2}
+	got, err := p.Fit()
+	want := ""
+	if err != nil || got.Cap != 2 || got.Tight != want {
+		t.Errorf("%+v, %v", got, err)
+	}
+	p.Available = 3.3e9
+	got, err = p.Fit()
+	want = "cap 2 leaves 0.1 GB of the available 3.3 GB, where one that is chosen leaves 0.3 GB for the Go heap, page tables and the page cache: " +
+		"under a limit of memory the process may be killed; leave --cap out, or ask for less"
+	if err != nil || got.Cap != 2 || got.Tight != want {
+		t.Errorf("got  %+v, %v\nwant %s", got, err, want)
 	}
 }
 

@@ -92,11 +92,7 @@ func runScript(t *testing.T, text string) string {
 			}
 		}
 	}
-	if s.c != nil {
-		if err := s.c.Close(); err != nil {
-			t.Error(err)
-		}
-	}
+	s.close()
 	return out.String()
 }
 
@@ -109,6 +105,20 @@ type script struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	clock  time.Time
+}
+
+// close lets what is in flight finish.
+func (s *script) close() {
+	if s.c == nil {
+		return
+	}
+	s.f.mu.Lock()
+	s.f.pick = func(int) int { return 0 }
+	s.f.cond.Broadcast()
+	s.f.mu.Unlock()
+	if err := s.c.Close(); err != nil {
+		s.t.Error(err)
+	}
 }
 
 func (s *script) do(cmd string) string {
@@ -248,9 +258,7 @@ func (s *script) got(out *strings.Builder, i int, parts *[MaxParts][]byte, ok bo
 }
 
 func (s *script) open(out *strings.Builder, args []string) {
-	if s.c != nil {
-		s.c.Close()
-	}
+	s.close()
 	opt := Options{Policy: "lru", Now: func() time.Time { return s.clock }}
 	mode := storage.Slab
 	layers := map[int]fakeLayer{}

@@ -10,7 +10,7 @@ import (
 
 // A slot is room for one expert of its class.
 //
-// States: free (in class.free), loading (the io goroutine has it), resident
+// States: free (in class.free), loading (the source has it), resident
 // (its bytes are those of fetch.Key). A resident slot is in kept of its class,
 // except the fresh loads of a step, which enter it at End, and what was read
 // ahead, which enters it with the step that uses it. While it loads or is held
@@ -18,8 +18,8 @@ import (
 //
 // The slots of the pinned set are outside of this: once loaded they stay.
 type slot struct {
-	fetch    storage.Fetch // the io goroutine's from its batch until it arrives, else the step's
-	next     Key           // what the io goroutine is to load
+	fetch    storage.Fetch // the source's from its submission until it arrives
+	next     Key           // what is to be loaded
 	class    *class
 	item     int    // index in the step that loads it
 	held     bool   // in use by the step
@@ -27,8 +27,7 @@ type slot struct {
 	ahead    flight // not onGround: prefetch has it
 	unwanted bool   // it flies for nothing
 	preload  bool   // Preload has it
-	behind   bool   // the io goroutine's: it is in flight for prefetch
-	full     bool   // the io goroutine's: fetch.Parts hold an expert
+	full     bool   // fetch.Parts hold an expert, of which the source is yet to hear that it left
 }
 
 // A class is the layers whose experts have the same size: equal slots, one

@@ -203,7 +203,7 @@ func (p *Plan) prepare(o Options) (err error) {
 	if err := p.memory(o); err != nil {
 		return err
 	}
-	s := Setting{Name: "prefetch", Value: p.Prefetch.String(), Origin: origin(o.Prefetch != tiers.PrefetchOff)}
+	s := Setting{Name: "prefetch", Value: p.Prefetch.String(), Origin: origin(o.Prefetch != tiers.PrefetchAuto)}
 	if p.Prefetch != o.Prefetch {
 		s.Requested = o.Prefetch.String()
 	}

@@ -111,6 +111,9 @@ func (p *Plan) memory(o Options) error {
 	if p.Cap.Words != "" && (o.Cap != 0 || p.Cap.Cap < p.Spec.Experts) { // an automatic cap of all experts needs no words
 		p.Notices = append(p.Notices, p.Cap.Words)
 	}
+	if p.Cap.Tight != "" && o.RAM == 0 && p.Source.Mode() != storage.MMap { // a budget of one's own may be used up
+		p.Notices = append(p.Notices, p.Cap.Tight)
+	}
 	if err := tiers.CheckPolicy(o.Policy); err != nil {
 		return fmt.Errorf("--policy: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,17 +27,17 @@ type rough struct {
 	storage.Source
 	rng    *rand.Rand
 	fail   int // one of so many reads fails; 0: none
-	flying int
+	flying atomic.Int64
 	held   []*storage.Fetch
 }
 
 func (s *rough) Submit(fetches []*storage.Fetch) {
-	s.flying += len(fetches)
+	s.flying.Add(int64(len(fetches)))
 	s.Source.Submit(fetches)
 }
 
 func (s *rough) Reap() *storage.Fetch {
-	for want := 1 + s.rng.IntN(s.flying); len(s.held) < want; {
+	for want := 1 + s.rng.IntN(int(s.flying.Load())); len(s.held) < want; {
 		s.held = append(s.held, s.Source.Reap())
 		if s.rng.IntN(3) == 0 {
 			runtime.Gosched()
@@ -45,7 +46,7 @@ func (s *rough) Reap() *storage.Fetch {
 	i := s.rng.IntN(len(s.held))
 	f := s.held[i]
 	s.held = slices.Delete(s.held, i, i+1)
-	s.flying--
+	s.flying.Add(-1)
 	return f
 }
 

@@ -105,7 +105,7 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 		releaseHost: f.Bool("release-host", true, "keep no copy in RAM of the experts in a device's memory"),
 		usage:       f.String("usage", "", "file of the usage history: read, and written at the end"),
 		usageFreeze: f.String("usage-freeze", "", "file of the usage history: read, and left as it is"),
-		prefetch:    f.String("prefetch", "off", "read experts before their layer asks: off, auto (while it gives more than it costs) or on"),
+		prefetch:    f.String("prefetch", "auto", "read experts before their layer asks: off, auto (while it makes tokens faster) or on"),
 		printConfig: f.Bool("print-config", false, "print every setting with its value and origin, and stop"),
 		explain:     f.Bool("explain-counters", false, "print what each counter counts, and stop"),
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 
 	"sluice/cmd/engine"
@@ -30,12 +31,21 @@ func drives(s streams, e *engine.Engine) {
 }
 
 // finish tells what happened while the model ran, and saves what is to last.
-func finish(s streams, e *engine.Engine) error {
+//
+// failed is why the run ended, if it failed: what was routed until then was
+// routed, and is kept all the same.
+func finish(s streams, e *engine.Engine, failed error) error {
 	notices, err := e.Finish()
 	for _, n := range notices {
 		s.notice("%s", n)
 	}
-	return err
+	switch {
+	case failed == nil:
+		return err
+	case err != nil:
+		return errors.Join(failed, err)
+	}
+	return failed
 }
 
 // progress tells a person at a terminal what is under way; logs stay clean.

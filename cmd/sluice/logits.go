@@ -65,9 +65,9 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 	defer e.Close()
 	defer drives(s, e)
 	if err := writeLogits(ctx, e, ids, w, *states); err != nil {
-		return err
+		return finish(s, e, err)
 	}
-	if err := finish(s, e); err != nil {
+	if err := finish(s, e, nil); err != nil {
 		return err
 	}
 	if *m.json {

@@ -82,9 +82,9 @@ func perplexityCommand(ctx context.Context, s streams, args []string) error {
 		if r.Chunks > 0 {
 			s.notice("perplexity so far: %.4f +/- %.4f (%d of %d chunks)", r.Value, r.Error, r.Chunks, len(ids)/e.Config.Ctx)
 		}
-		return err
+		return finish(s, e, err)
 	}
-	if err := finish(s, e); err != nil {
+	if err := finish(s, e, nil); err != nil {
 		return err
 	}
 	if *m.json {

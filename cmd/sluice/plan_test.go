@@ -50,7 +50,7 @@ func TestPlan(t *testing.T) {
 		mustRun(t, append([]string{"plan"}, args...)...) // measured, as text
 	}
 	r := mustRun(t, "plan", demo, "8", "--drive-rate", "1.5")
-	for _, s := range []string{"dense ", "staging ", "pinned ", "lru ", "base ", "total ", "cap        8 of 32 experts per layer, 56 slots, top-4", "1.5 GB/s, as given", "99% "} {
+	for _, s := range []string{"dense ", "staging ", "pinned ", "lru ", "base ", "total ", "cap        8 of 32 experts per layer, 64 slots, top-4", "1.5 GB/s, as given", "99% "} {
 		if !strings.Contains(r.out, s) {
 			t.Errorf("lacks %q:\n%s", s, r.out)
 		}

@@ -28,7 +28,8 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 	}
 	c, m := e.Cache.Stats(), e.Model.Stats()
 	loads := map[string]int64{"slab": 0, "pread": 0, "mmap": 0}
-	loads[e.Source.Mode().String()] = c.Source.Loads
+	wanted, bytes := c.Wanted()
+	loads[e.Source.Mode().String()] = wanted
 	hits := func(h tiers.Hits) map[string]int64 {
 		return map[string]int64{"vram": h.VRAM, "pinned": h.Pinned, "lru": h.LRU}
 	}
@@ -50,7 +51,7 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		"loads_avoided":          hits(c.Avoided),
 		"tier_misses":            c.Misses,
 		"host_loads_total":       loads,
-		"host_load_bytes":        c.Source.LoadBytes,
+		"host_load_bytes":        bytes,
 		"host_read_bytes":        c.Source.ReadBytes,
 		"host_read_retries":      c.Source.Retries,
 		"host_checksum_retries":  c.Source.Checksums,
@@ -65,6 +66,7 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		"prefetch_used":          c.Prefetch.Used,
 		"prefetch_late":          c.Prefetch.Late,
 		"prefetch_wasted":        c.Prefetch.Wasted,
+		"prefetch_wasted_bytes":  c.Prefetch.WastedBytes,
 		"prefetch_skipped_vram":  c.Prefetch.SkippedVRAM,
 		"draft_wasted_loads":     c.Drafts.WastedLoads,
 		"draft_wasted_bytes":     c.Drafts.WastedBytes,
@@ -87,12 +89,14 @@ func decodeCounters(e *engine.Engine, before tiers.Stats, usage tiers.Usage) (ma
 		return nil, err
 	}
 	c := e.Cache.Stats()
+	loads, bytes := c.Wanted()
+	loadsBefore, bytesBefore := before.Wanted()
 	return map[string]any{
 		"routed_experts_total": c.RoutedExperts - before.RoutedExperts,
 		"tier_hits":            map[string]int64{"vram": c.Hits.VRAM - before.Hits.VRAM, "pinned": c.Hits.Pinned - before.Hits.Pinned, "lru": c.Hits.LRU - before.Hits.LRU},
 		"tier_misses":          c.Misses - before.Misses,
-		"host_loads":           c.Source.Loads - before.Source.Loads,
-		"host_load_bytes":      c.Source.LoadBytes - before.Source.LoadBytes,
+		"host_loads":           loads - loadsBefore,
+		"host_load_bytes":      bytes - bytesBefore,
 		"host_read_bytes":      c.Source.ReadBytes - before.Source.ReadBytes,
 		"host_load_wait_ns":    c.LoadWaitNanos - before.LoadWaitNanos,
 		"major_faults":         now.MajorFaults - usage.MajorFaults,
@@ -142,7 +146,9 @@ func experts(c, before tiers.Stats, e *engine.Engine) string {
 		return "experts: none routed"
 	}
 	share := func(n int64) float64 { return 100 * float64(n) / float64(routed) }
-	loaded := c.Source.LoadBytes - before.Source.LoadBytes - (c.PreloadBytes - before.PreloadBytes)
+	_, bytes := c.Wanted()
+	_, bytesBefore := before.Wanted()
+	loaded := bytes - bytesBefore - (c.PreloadBytes - before.PreloadBytes)
 	wait := c.LoadWaitNanos - before.LoadWaitNanos
 	var b strings.Builder
 	fmt.Fprintf(&b, "experts: %d routed = %d from RAM (%.1f%%", routed, routed-misses, share(routed-misses))

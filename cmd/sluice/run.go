@@ -350,7 +350,7 @@ func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, s
 		},
 	})
 	if err = cmp.Or(err, beforeErr); err != nil {
-		return err
+		return finish(s, e, err)
 	}
 	if err := put(decoder.Flush()); err != nil {
 		return err
@@ -360,7 +360,7 @@ func generate(ctx context.Context, s streams, e *engine.Engine, m *modelFlags, s
 			return err
 		}
 	}
-	if err := finish(s, e); err != nil {
+	if err := finish(s, e, nil); err != nil {
 		return err
 	}
 	if *m.json {
