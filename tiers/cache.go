@@ -233,7 +233,7 @@ func (c *Cache) open() error {
 	c.kick = make(chan struct{}, 1)
 	c.arrived = make(chan *slot, slots)
 	c.stopped = make(chan struct{})
-	go c.io()
+	go c.io(c.owners())
 	return nil
 }
 
@@ -351,9 +351,8 @@ func (c *Cache) drop(s *slot) {
 	}
 }
 
-// io is the goroutine that waits for the source.
-func (c *Cache) io() {
-	defer close(c.stopped)
+// owners finds the slot of a fetch.
+func (c *Cache) owners() map[*storage.Fetch]*slot {
 	owner := make(map[*storage.Fetch]*slot)
 	for _, cl := range c.classes {
 		for _, slots := range [][]slot{cl.slots, cl.fixed} {
@@ -362,6 +361,12 @@ func (c *Cache) io() {
 			}
 		}
 	}
+	return owner
+}
+
+// io is the goroutine that waits for the source.
+func (c *Cache) io(owner map[*storage.Fetch]*slot) {
+	defer close(c.stopped)
 	for range c.kick { // until Close, which has waited for all that was in flight
 		for c.flying() > 0 {
 			s := owner[c.src.Reap()]
