@@ -28,6 +28,7 @@ type loader struct {
 	prefix  string         // of hf: what most names begin with
 	weights Weights        // nil: describe only
 	dense   []tiers.Tensor // asked for so far
+	asked   []asked        // of dense: how
 	err     error
 
 	floatBytes int64 // that floats makes of tensors of other types
@@ -193,7 +194,7 @@ func (l *loader) tensor(name string, dims ...int) (tiers.Tensor, []byte) {
 	if !ok {
 		return t, nil
 	}
-	l.dense = append(l.dense, t)
+	l.dense, l.asked = append(l.dense, t), append(l.asked, asked{name: name})
 	if l.weights == nil {
 		return t, nil
 	}
@@ -238,6 +239,9 @@ func (l *loader) shaped(name string, dims ...int) (tiers.Tensor, bool) {
 // matrix is a resident weight [rows, cols].
 func (l *loader) matrix(name string, rows, cols int) backends.Matrix {
 	t, data := l.tensor(name, cols, rows)
+	if t.Name != "" && l.err == nil {
+		l.asked[len(l.asked)-1].matrix = true
+	}
 	return backends.Matrix{Type: t.Type, Rows: rows, Cols: cols, Data: data}
 }
 

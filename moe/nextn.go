@@ -64,7 +64,7 @@ func (s *Spec) describeNextn() {
 	case len(with.Roles) == len(s.Roles):
 		s.NextnErr = fmt.Errorf("moe: drafting layers of the architecture %q are not supported", s.Arch)
 	default:
-		s.NextnDense = l.dense[len(s.Dense):]
+		s.NextnDense, s.asked = l.dense[len(s.Dense):], l.asked
 		s.nextnMade = with.MadeBytes - s.MadeBytes
 	}
 }

@@ -38,6 +38,7 @@ type Spec struct {
 	NextnErr      error                // why drafting layers cannot be run; nil: they can, if there are any
 
 	file    *tiers.Model
+	asked   []asked // of Dense and NextnDense: how
 	fam     family
 	cache   backends.KVShape // of the key-value cache, but for its positions and type
 	vectors []int            // widths of the vectors that the page asked for
@@ -169,7 +170,7 @@ func Describe(file *tiers.Model) (*Spec, error) {
 	if l.err != nil {
 		return nil, l.err
 	}
-	s.Dense, s.floats = l.dense, l.floatBytes
+	s.Dense, s.asked, s.floats = l.dense, l.asked, l.floatBytes
 	for i := s.Layers; i < s.Layers+s.Nextn; i++ {
 		draft := newLoader(s, nil)
 		role, _ := draft.experts(i, s.Experts, s.Hidden, s.ExpertFF)

@@ -24,6 +24,10 @@ type FileIdentity struct {
 	Header [sha256.Size]byte // SHA-256 of its header: metadata, names and places of tensors
 }
 
+// IsFile says whether it is of a file of weights. The others are of texts beside
+// them, and of what a slab was requantized to.
+func (f FileIdentity) IsFile() bool { return f.Time != 0 && f.Time != requantizedTime }
+
 // Stamp is Time for people.
 func (f FileIdentity) Stamp() string {
 	return time.Unix(0, f.Time).UTC().Format("2006-01-02 15:04:05.999999999Z")
@@ -83,6 +87,12 @@ func decodeIdentity(b []byte) (id Identity) {
 // Differs says in words how a model that was packed as id is another one now;
 // "" if it is not. timeOnly: no more than a copied or touched file would differ.
 func (id Identity) Differs(now Identity) (words string, timeOnly bool) {
+	switch was, is := id.requantized(), now.requantized(); {
+	case was && !is:
+		return "its weights were requantized", false
+	case is && !was:
+		return "its weights were not requantized", false
+	}
 	if len(id.Files) != len(now.Files) {
 		return fmt.Sprintf("it was made of %d files, not %d", len(id.Files), len(now.Files)), false
 	}
@@ -92,6 +102,8 @@ func (id Identity) Differs(now Identity) (words string, timeOnly bool) {
 			which = fmt.Sprintf("the model's file %d", i+1)
 		}
 		switch {
+		case was.Time == requantizedTime && is != was:
+			return "its weights were requantized to other types", false
 		case was.Size != is.Size:
 			return fmt.Sprintf("%s had another size, %d bytes and not %d", which, was.Size, is.Size), false
 		case was.Header != is.Header:
@@ -156,7 +168,9 @@ func (m *Model) sidecar(path string) (side *Model, why string) {
 		return nil, err.Error()
 	}
 	now, err := m.Identity()
-	if err != nil {
+	if other := side.Requantized(); other != "" {
+		why = "its weights were requantized (" + other + "), so it gives other logits: name it as MODEL to use it"
+	} else if err != nil {
 		why = err.Error()
 	} else if words, timeOnly := side.slab.source.Differs(now); timeOnly {
 		why = words + ": pack the model again; if it was only copied or touched, sluice verify " + path + " compares the bytes, and naming the slab as MODEL uses it"

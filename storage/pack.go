@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/atomicfile"
+	"sluice/internal/quant"
 )
 
 // PackOptions choose how Pack works. The zero value resumes and verifies.
@@ -23,6 +24,10 @@ type PackOptions struct {
 	// Progress, if not nil, hears now and then how far Pack is: of total bytes,
 	// done are written, or read back.
 	Progress func(what string, done, total int64)
+	// Requantize gives tensors of F32, F16, BF16 or F8_128 another type, one that
+	// quant.Encode has, by their names or, of experts, those of their parts. Such a
+	// slab is none of the model: Sidecar does not take it.
+	Requantize map[string]quant.Type
 
 	// In tests: other sizes than packChunk and journal, and what stands before
 	// every write to the file and says how much of it happens before it fails.
@@ -58,11 +63,12 @@ type packer struct {
 	noted int // of them, those whose checksums are in the file
 	buf   []byte
 	made  []byte // a share that is made of others
+	enc   encoder
 }
 
 // Pack writes the model as a slab to out: the same tensors and metadata, but
 // the matrices of each expert of layers together, so that one read brings it.
-// No weight is changed. Memory is constant.
+// No weight is changed, but those of opt.Requantize. Memory is constant.
 //
 // The file appears when it is whole. Until then it is out.part, which stays
 // after an error or when ctx ends: the next Pack of the same model goes on
@@ -82,7 +88,7 @@ func Pack(ctx context.Context, m *Model, layers []ExpertLayer, out string, opt P
 			}
 		}
 	}
-	s, err := layOut(m, layers, out)
+	s, err := layOut(m, layers, opt.Requantize, out)
 	if err != nil {
 		return PackReport{}, err
 	}
@@ -211,17 +217,14 @@ func (p *packer) sameModel(name string, old []byte, size int64) error {
 	if magic := string(old[:atVersion]); magic[:6] != partMagic[:6] {
 		return fmt.Errorf("storage: pack: %s is not what an interrupted packing leaves: name another output, or %s", name, restart)
 	}
-	n := min(size-slabBlock, int64(len(p.source.Files))*sourceSize)
-	records := make([]byte, n)
+	files := le.Uint32(old[atSources:])
+	records := make([]byte, min(size-slabBlock, int64(min(files, maxSources))*sourceSize))
 	if _, err := readFull(p.f, records, slabBlock); err != nil {
 		return fmt.Errorf("storage: pack: read %s: %w", name, err)
 	}
 	if id := p.source.Hash(); !bytes.Equal(id[:], old[atIdentity:atEnd]) {
 		why, _ := decodeIdentity(records).Differs(p.source)
-		if files := le.Uint32(old[atSources:]); files != uint32(len(p.source.Files)) {
-			why = fmt.Sprintf("it was made of %d files", files)
-		}
-		return fmt.Errorf("storage: pack: %s is of another model: %s: go on with that model, or %s", name, why, restart)
+		return fmt.Errorf("storage: pack: %s is of another model: %s: go on as it was begun, or %s", name, why, restart)
 	}
 	// What finish changes in the header may have been written in part.
 	now := p.header(partMagic, 0)
@@ -350,7 +353,11 @@ func (p *packer) copyItem(ctx context.Context, it item) error {
 		}
 		return nil
 	}
-	share := func(t Tensor, e, n int64) error {
+	share := func(k int, e, n int64) error {
+		t := p.from[k]
+		if to := p.tensors[k].Type; to != t.Type {
+			return p.requantize(ctx, t, to, e, n, write)
+		}
 		if t.form == nil {
 			off, bytes := t.at(e, n)
 			return piece(t, off, bytes)
@@ -377,7 +384,7 @@ func (p *packer) copyItem(ctx context.Context, it item) error {
 			n = t.shares()
 		}
 		for e := range n {
-			if err := share(t, e, n); err != nil {
+			if err := share(it.tensor, e, n); err != nil {
 				return err
 			}
 		}
@@ -403,7 +410,7 @@ func (p *packer) copyItem(ctx context.Context, it item) error {
 				unix.Fadvise(int(p.m.Files[next.file].f.Fd()), next.off, src.n, unix.FADV_WILLNEED)
 			}
 		}
-		if err := share(t, it.expert, n); err != nil {
+		if err := share(k, it.expert, n); err != nil {
 			return err
 		}
 	}
@@ -474,7 +481,7 @@ func (p *packer) readBack(ctx context.Context) error {
 // finish writes the front with its checksum and the header that makes it a
 // slab, and puts the file in place.
 func (p *packer) finish(out string) error {
-	now, err := p.m.Identity()
+	now, err := p.m.identityOf(p.opt.Requantize)
 	if err != nil {
 		return err
 	}

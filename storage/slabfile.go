@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"sluice/internal/quant"
 )
 
 // A slab is a model packed for reading: docs/slab.md has the format. Its records,
@@ -128,8 +130,9 @@ func (s *slab) sumsAt() int64 {
 }
 
 // layOut plans the slab of a model whose experts are those of layers: first the
-// tensors that are none, in the model's order, then the layers.
-func layOut(m *Model, layers []ExpertLayer, out string) (*slab, error) {
+// tensors that are none, in the model's order, then the layers. types are those
+// of tensors that are to be requantized.
+func layOut(m *Model, layers []ExpertLayer, types map[string]quant.Type, out string) (*slab, error) {
 	s := &slab{}
 	var err error
 	if s.from, err = m.packed(layers); err != nil {
@@ -141,8 +144,12 @@ func layOut(m *Model, layers []ExpertLayer, out string) (*slab, error) {
 		byName[s.tensors[k].Name] = k
 		s.tensors[k].form = nil // the slab has the bytes that it makes
 	}
-	if s.source, err = m.Identity(); err != nil {
+	if s.source, err = m.identityOf(types); err != nil {
 		return nil, err
+	}
+	requantized, err := s.requantize(types)
+	if err != nil {
+		return nil, fmt.Errorf("storage: pack %s: %w", m.Files[0].Path, err)
 	}
 	plain := len(s.tensors)
 	sums := 0
@@ -172,9 +179,12 @@ func layOut(m *Model, layers []ExpertLayer, out string) (*slab, error) {
 
 	var kvs []KV
 	for _, kv := range m.Meta.kvs {
-		if !strings.HasPrefix(kv.Key, "split.") { // it will be one file
+		if !strings.HasPrefix(kv.Key, "split.") && kv.Key != requantizedKey { // it will be one file
 			kvs = append(kvs, kv)
 		}
+	}
+	if requantized != "" {
+		kvs = append(kvs, KV{requantizedKey, requantized})
 	}
 	specs := make([]TensorSpec, len(s.tensors))
 	for i, t := range s.tensors {

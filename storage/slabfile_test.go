@@ -864,7 +864,7 @@ func TestSlabHuge(t *testing.T) {
 		return path
 	}
 	m := open(t, sparse("m.gguf", size, map[int64][]byte{0: head}))
-	s, err := layOut(m, layers, "s")
+	s, err := layOut(m, layers, nil, "s")
 	if err != nil {
 		t.Fatal(err)
 	}

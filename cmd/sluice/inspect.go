@@ -39,7 +39,7 @@ func inspectCommand(_ context.Context, s streams, args []string) error {
 		if err != nil {
 			return err
 		}
-		d.packed = &id
+		d.packed, d.requantized = &id, file.Requantized()
 	}
 	if *asJSON {
 		return printJSON(s.out, d.object(path))
@@ -61,6 +61,7 @@ type description struct {
 	template    bool
 	format      string
 	packed      *storage.Identity // of a slab: the model that it was made of
+	requantized string            // and what of it; "": nothing
 }
 
 type typeCount struct {
@@ -139,10 +140,17 @@ func (d description) object(path string) map[string]any {
 		}
 		var files []file
 		for _, f := range d.packed.Files {
+			if !f.IsFile() {
+				continue
+			}
 			files = append(files, file{f.Size, f.Stamp(), hex.EncodeToString(f.Header[:])})
 		}
 		id := d.packed.Hash()
-		object["source"] = map[string]any{"identity": hex.EncodeToString(id[:]), "files": files}
+		source := map[string]any{"identity": hex.EncodeToString(id[:]), "files": files}
+		if d.requantized != "" {
+			source["requantized"] = d.requantized
+		}
+		object["source"] = source
 	}
 	return object
 }
@@ -156,10 +164,13 @@ func (d description) print(s streams, path string) error {
 		id := d.packed.Hash()
 		row("packed from", "a model with the identity %x", id[:8])
 		for _, f := range d.packed.Files {
-			if f.Time != 0 { // the others are texts beside the weights
+			if f.IsFile() {
 				row("", "%s of %s, header %x", size(f.Size), f.Stamp(), f.Header[:8])
 			}
 		}
+	}
+	if d.requantized != "" {
+		row("requantized", "%s: it gives other logits than that model", d.requantized)
 	}
 	row("architecture", "%s (%s)", d.Arch, printable(d.Name))
 	row("files", "%d, %s", d.files, size(d.fileBytes))

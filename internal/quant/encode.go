@@ -37,6 +37,9 @@ func Encode(t Type, dst []byte, src []float32) error {
 	return nil
 }
 
+// CanEncode says whether Encode has an encoder for t.
+func CanEncode(t Type) bool { return encoderFor(t) != nil }
+
 // encoderFor gives the encoder of one block, which says whether the values are
 // within what the type can hold.
 func encoderFor(t Type) func(dst []byte, src []float32) bool {
