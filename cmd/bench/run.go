@@ -76,7 +76,19 @@ type Run struct {
 	Counters      struct {
 		Peak   int64 `json:"rss_peak_bytes"`
 		Faults int64 `json:"major_faults"`
+
+		Proposed    int64 `json:"draft_proposed"`
+		Accepted    int64 `json:"draft_accepted"`
+		WastedLoads int64 `json:"draft_wasted_loads"`
 	} `json:"counters"`
+	Draft *Drafted `json:"draft,omitempty"` // nil: nobody drafts
+}
+
+// Drafted is what run --json tells of its drafts.
+type Drafted struct {
+	Forwards  int64   `json:"forwards"`
+	Predicted float64 `json:"positions_per_token_predicted"`
+	Counted   float64 `json:"positions_per_token_counted"`
 }
 
 // A Setting is one of run's, as JSON.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -251,5 +252,52 @@ func TestDraftingSettled(t *testing.T) {
 			t.Errorf("%s, %+v: %s drafts, want %s", tt.o.Path, tt.o.Draft, got, tt.by)
 		}
 		p.Close()
+	}
+}
+
+// Every kind of attention rolls back: each family of the repository, with drafts
+// that are mostly wrong and some that are right.
+func TestDraftFamilies(t *testing.T) {
+	paths, err := filepath.Glob("testdata/*.gguf")
+	if err != nil || len(paths) == 0 {
+		t.Fatal(paths, err)
+	}
+	if raceEnabled {
+		paths = paths[:1]
+	}
+	for _, path := range paths {
+		plain := open(t, Options{Path: path, Ctx: 100})
+		prompt := make([]int32, 40)
+		for i := range prompt {
+			prompt[i] = int32(i*i*7%20) + 100
+		}
+		s := moe.Sampling{Temp: 1, TopK: 2, TopP: 1, RepeatPenalty: 1}
+		want := sampled(t, plain, s, prompt, 25)
+		total, rejected := int64(0), int64(0)
+		for _, by := range []string{"lookup", "model", "mtp"} {
+			if by == "mtp" && (plain.Spec.Nextn == 0 || plain.Spec.NextnErr != nil) {
+				continue
+			}
+			for _, depth := range []int{2, 8} {
+				o := Options{Path: path, Ctx: 100, Cap: 2, Draft: Drafting{By: by, Depth: depth, Force: true}}
+				if by == "model" {
+					o.Draft.Model = path
+				}
+				e := open(t, o)
+				r := sampled(t, e, s, prompt, 25)
+				if r.Witness != want.Witness || !slices.Equal(r.IDs, want.IDs) {
+					t.Errorf("%s, %s at depth %d: %v (logits %08x), want %v (%08x)", path, by, depth, r.IDs, r.Witness, want.IDs, want.Witness)
+				}
+				d := e.Drafts.Report()
+				total += d.Accepted
+				rejected += d.Proposed - d.Accepted
+				if err := e.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if total == 0 || rejected == 0 {
+			t.Errorf("%s: %d drafts accepted, %d rejected", path, total, rejected)
+		}
 	}
 }

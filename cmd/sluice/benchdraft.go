@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+
+	"github.com/spf13/pflag"
+
+	"sluice/cmd/bench"
+	"sluice/moe"
+)
+
+func benchDraft(ctx context.Context, s streams, args []string) error {
+	m := newModelFlags(s, "bench draft", "compare drafters, depths and caps: tokens a second, acceptance and reads, each run a process of its own, interleaved; other flags go to run")
+	newSamplingFlags(m)
+	own := pflag.NewFlagSet("", pflag.ContinueOnError)
+	caps := own.IntSlice("caps", nil, "caps, such as 4,16,64; each has a control without drafts")
+	depths := own.IntSlice("depths", []int{0, 1, 2, 4}, fmt.Sprintf("tokens that are proposed at once, up to %d; 0, the control, is always among them", moe.MostDrafts))
+	drafters := own.StringSlice("drafters", []string{"lookup"}, "drafters: mtp, lookup")
+	runs := own.Int("runs", 10, "runs of each")
+	prompt := own.StringP("prompt", "p", benchPrompt, "the text to continue")
+	n := own.IntP("tokens", "n", 64, "tokens to generate")
+	m.set.AddFlagSet(own)
+	if err := m.parse(args); err != nil {
+		return err
+	}
+	switch {
+	case m.set.NArg() > 1:
+		return usagef("unexpected argument %q", m.set.Arg(1))
+	case m.set.Changed("cap"):
+		return usagef("--cap: the caps to compare are given by --caps")
+	case *m.printConfig || *m.explain:
+		return usagef("--print-config and --explain-counters are for run")
+	case m.set.Changed("usage"):
+		return usagef("--usage learns while it is measured: use --usage-freeze")
+	case len(*caps) == 0:
+		return usagef("name the caps to compare: --caps 4,16,64")
+	case *runs < 1 || *n < 2:
+		return usagef("--runs is at least 1, -n at least 2: the first token is not decoded")
+	}
+	for _, c := range *caps {
+		if c < 1 {
+			return capError(c)
+		}
+	}
+	for _, k := range *depths {
+		if k < 0 || k > moe.MostDrafts {
+			return usagef("--depths %d: use 0 to %d", k, moe.MostDrafts)
+		}
+	}
+	for _, by := range *drafters {
+		if by != "mtp" && by != "lookup" {
+			return usagef("--drafters %s: use mtp, lookup", by)
+		}
+	}
+	o, pass, err := m.passed(own)
+	if err != nil {
+		return err
+	}
+	head, err := newBenchHead(o.Path, o.Kernels)
+	if err != nil {
+		return err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("bench draft: %w", err)
+	}
+	arms, done := bench.DraftArms(*caps, *drafters, *depths), 0
+	b := bench.DraftBattery{
+		Sluice: bench.Program(exe), Arms: arms, Runs: *runs,
+		Args: append(pass, "--prompt="+*prompt, fmt.Sprintf("--tokens=%d", *n)),
+		Did: func(x bench.DraftSample) {
+			done++
+			progress(s, "run %d of %d, %s: %.4g tok/s", done, len(arms)*(*runs+1), x.Name, x.TokPerSec)
+		},
+	}
+	res, err := b.Run(ctx)
+	if err != nil {
+		return err
+	}
+	if *m.json {
+		return printJSON(s.out, struct {
+			*benchHead
+			*bench.DraftResult
+			Prompt string `json:"prompt"`
+			Tokens int    `json:"tokens"`
+			Runs   int    `json:"runs"`
+		}{head, res, *prompt, *n, *runs})
+	}
+	return printDrafts(s.out, head, res)
+}
+
+func printDrafts(w io.Writer, head *benchHead, res *bench.DraftResult) error {
+	head.print(w)
+	for _, n := range res.Notes {
+		fmt.Fprintln(w, n)
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "cap\tdrafter\tdepth\truns\ttok/s\tleast\tmost\tproposed\taccepted %\tforwards\tpos/token\tpredicted\tread/token\twasted loads\twait %\t")
+	for _, a := range res.Arms {
+		x, accepted := a.TokPerSec, "-" // of nothing there is no share
+		if a.Proposed > 0 {
+			accepted = fmt.Sprintf("%.1f", 100*float64(a.Accepted)/float64(a.Proposed))
+		}
+		fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%.4g\t%.4g\t%.4g\t%d\t%s\t%d\t%.2f\t%.2f\t%s\t%.0f\t%.1f\t\n", a.Cap, a.Drafter, a.Depth, x.N, x.Median, x.Min, x.Max,
+			a.Proposed, accepted, a.Forwards, a.Counted, a.Predicted, size(int64(a.PerToken)), a.WastedLoads, a.WaitPct)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprint(w, "\nall runs, in their order (tok/s):")
+	block := -2
+	for _, x := range res.Samples {
+		if x.Block != block {
+			block = x.Block
+			name := fmt.Sprintf("block %d", block)
+			if block < 0 {
+				name = "warm-up"
+			}
+			fmt.Fprintf(w, "\n  %s:", name)
+		}
+		fmt.Fprintf(w, " %s %.6g;", x.Name, x.TokPerSec)
+	}
+	fmt.Fprint(w, "\n\n")
+	for _, c := range res.Comparisons {
+		fmt.Fprintf(w, "%v\n  %s\n", c, c.Overlap)
+	}
+	_, err := fmt.Fprintln(w, "what this does not show: another machine, model, prompt or cache state")
+	return err
+}
