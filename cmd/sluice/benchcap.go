@@ -196,7 +196,7 @@ func (h *benchHead) print(w io.Writer) {
 	m := h.Machine
 	fmt.Fprintf(w, "machine: %s, %d cores, kernels %s; %s of memory, %s available; Linux %s\n",
 		m.CPU.Name, m.CPU.Cores, m.CPU.Kernels, size(m.Memory.TotalBytes), size(m.Memory.AvailableBytes), m.Kernel.Release)
-	fmt.Fprintf(w, "model: %s, %s (%s), %s, identity %.16s\n", h.Model.Path, h.Model.Architecture, h.Model.Name, size(h.Model.Bytes), h.Model.Identity)
+	fmt.Fprintf(w, "model: %s, %s (%s), %s, identity %.16s\n", printable(h.Model.Path), h.Model.Architecture, printable(h.Model.Name), size(h.Model.Bytes), h.Model.Identity)
 	fmt.Fprintf(w, "binary: sha256 %.16s, %s\n", h.Binary, m.Build.Go)
 }
 

@@ -158,7 +158,7 @@ func (d description) object(path string) map[string]any {
 func (d description) print(s streams, path string) error {
 	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
-	row("model", "%s", path)
+	row("model", "%s", printable(path))
 	row("format", "%s", d.format)
 	if d.packed != nil {
 		id := d.packed.Hash()
@@ -192,11 +192,4 @@ func (d description) print(s streams, path string) error {
 	}
 	row("chat template", "%v", d.template)
 	return t.Flush()
-}
-
-// printable is a text of the file as one line that cannot move a terminal's
-// cursor: what is no printable character is escaped.
-func printable(text string) string {
-	quoted := strconv.Quote(text)
-	return quoted[1 : len(quoted)-1]
 }

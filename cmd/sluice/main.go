@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/pflag"
@@ -38,8 +39,15 @@ type streams struct {
 	out, err io.Writer
 }
 
-// notice tells the user something beside the results.
-func (s streams) notice(format string, args ...any) { fmt.Fprintf(s.err, format+"\n", args...) }
+// notice tells the user something beside the results. Names of files and texts of
+// models in it cannot command the terminal.
+func (s streams) notice(format string, args ...any) {
+	lines := strings.Split(fmt.Sprintf(format, args...), "\n")
+	for i := range lines {
+		lines[i] = printable(lines[i])
+	}
+	io.WriteString(s.err, strings.Join(lines, "\n")+"\n")
+}
 
 // A command is one sub-command. run parses args, its own flags included.
 type command struct {
@@ -81,6 +89,9 @@ func run(args []string, in io.Reader, out, errw io.Writer) int {
 	if args[0] == "-h" || args[0] == "--help" || args[0] == "help" {
 		help(out)
 		return exitDone
+	}
+	if args[0] == renderName {
+		return renderCommand(s)
 	}
 	for _, c := range commands() {
 		if c.name == args[0] {

@@ -18,7 +18,7 @@ import (
 // TestMain lets the test binary be sluice itself, for tests that need a process
 // of their own: see child.
 func TestMain(m *testing.M) {
-	if os.Getenv("SLUICE_TEST_MAIN") == "" {
+	if os.Getenv("SLUICE_TEST_MAIN") == "" && !(len(os.Args) == 2 && os.Args[1] == renderName) {
 		os.Exit(m.Run())
 	}
 	if procs := os.Getenv("SLUICE_TEST_CGROUP"); procs != "" { // join, then start afresh so that all memory is counted there

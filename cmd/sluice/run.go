@@ -10,7 +10,6 @@ import (
 	"math"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"sluice/cmd/engine"
 	"sluice/internal/atomicfile"
@@ -277,10 +276,6 @@ func encodePrompt(ctx context.Context, p *engine.Plan, text string, talk *conver
 	return ids, nil
 }
 
-// renderTime bounds the rendering of a chat template, which takes microseconds;
-// one that loops for hours is no template.
-const renderTime = 10 * time.Second
-
 // chatText renders the conversation, or a user's message, by the template of the
 // model.
 func chatText(ctx context.Context, p *engine.Plan, text string, talk *conversation) (string, error) {
@@ -291,36 +286,12 @@ func chatText(ctx context.Context, p *engine.Plan, text string, talk *conversati
 	if source == "" && !p.File.Meta.Has("tokenizer.chat_template") {
 		return "", fmt.Errorf("--chat: the model has no chat template (tokenizer.chat_template of a GGUF file, chat_template.jinja or tokenizer_config.json beside others): run it without --chat, on text in the model's own format")
 	}
-	t, err := chat.Parse(source)
-	if err != nil {
-		return "", err
-	}
 	bos, _ := p.Tokens.BOS()
-	// The library cannot be stopped, so what does not end is left behind, and ends
-	// with the program.
-	type result struct {
-		text string
-		err  error
+	messages := talk.messages
+	if messages == nil {
+		messages = []chat.Message{{Role: "user", Content: text}}
 	}
-	done := make(chan result, 1)
-	go func() {
-		messages := talk.messages
-		if messages == nil {
-			messages = []chat.Message{{Role: "user", Content: text}}
-		}
-		text, err := t.Render(messages, chat.Options{
-			BOS: p.Tokens.Text(bos), EOS: p.Tokens.Text(p.Tokens.EOS()), AddGenerationPrompt: true, Tools: talk.tools,
-		})
-		done <- result{text, err}
-	}()
-	select {
-	case r := <-done:
-		return r.text, r.err
-	case <-ctx.Done():
-		return "", ctx.Err()
-	case <-time.After(renderTime):
-		return "", fmt.Errorf("--chat: the model's chat template was not done after %v: it does not end; run without --chat, on text in the model's own format", renderTime)
-	}
+	return renderTemplate(ctx, source, messages, chat.Options{BOS: p.Tokens.Text(bos), EOS: p.Tokens.Text(p.Tokens.EOS()), AddGenerationPrompt: true, Tools: talk.tools})
 }
 
 // generate runs the loop, streams the text and prints the summary.

@@ -104,7 +104,9 @@ type RefusedError struct{ Msg string }
 func (e *RefusedError) Error() string { return "chat: the template refuses these messages: " + e.Msg }
 
 // Render is the prompt for the messages. When the template objects to them the
-// error is a *RefusedError.
+// error is a *RefusedError. A hostile template may run without end, or take all
+// memory or all of the stack, which ends the process: one that nobody vouches for is
+// parsed and rendered in a process of its own.
 func (t *Template) Render(messages []Message, opt Options) (text string, err error) {
 	defer func() {
 		if r := recover(); r != nil {
