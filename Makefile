@@ -16,7 +16,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 export CGO_ENABLED = 0
 
-.PHONY: all demo test shaders generate bench-cpu check race fuzz clean
+.PHONY: all demo test abi shaders generate bench-cpu check race fuzz clean
 all: bin/sluice
 
 bin/sluice: FORCE
@@ -34,6 +34,11 @@ demo: bin/sluice
 
 test:
 	$(GO) test $(BUILD) $(TESTFLAGS) ./...
+
+# What backends/vulkan says of Vulkan's structs against the C header and a binding:
+# needs cgo, gcc and libvulkan-dev.
+abi:
+	cd backends/vulkan/abitest && CGO_ENABLED=1 $(GO) vet ./... && CGO_ENABLED=1 $(GO) test -count=1 ./...
 
 # The race detector needs cgo and a C compiler.
 race:

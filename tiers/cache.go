@@ -23,6 +23,7 @@ type Options struct {
 	VRAM     []Key             // experts of Device, read by Preload; none of them is in Pinned
 	Device   Device            // nil: there is no VRAM
 	KeepHost bool              // keep what is in VRAM in RAM too, where nobody is served from
+	FixVRAM  bool              // what is in VRAM stays there; else it follows what is used, see swap.go
 	Prefetch Prefetch          // the zero value is off
 	Nextn    int               // layers from this one on are drafting layers, no part of a token's cycle; 0: there are none
 	Ledger   *Ledger           // grants the slots' bytes; nil: nobody is asked
@@ -45,6 +46,7 @@ type Cache struct {
 	step     Step
 	routed   routed
 	ahead    ahead
+	swaps    swaps
 	fetches  []*storage.Fetch // of one submission
 	kick     chan struct{}    // something is in flight that may be unknown to io
 	arrived  chan *slot       // room for every slot, so that io never waits for the step
@@ -81,6 +83,7 @@ type Stats struct {
 	LoadsDropped    int64 // misses never read, because their step ended early
 	LoadWaitNanos   int64 // time that Next waited for a drive
 	Evictions       int64 // experts that left the LRU pool
+	VRAMSwaps       int64 // experts of VRAM that one of the LRU pool took the place of
 	PreloadLoads    int64 // experts read by Preload
 	PreloadBytes    int64 // their payload
 	Prefetch        PrefetchStats
@@ -229,6 +232,7 @@ func (c *Cache) open() error {
 		ended: true,
 	}
 	c.ahead.open(c.opt)
+	c.swaps.open(c)
 	c.fetches = make([]*storage.Fetch, 0, max(widest, preloadAtOnce))
 	c.kick = make(chan struct{}, 1)
 	c.arrived = make(chan *slot, slots)
@@ -750,6 +754,7 @@ func (s *Step) End() {
 	s.c.stats.LoadsDropped += int64(s.waiting)
 	s.c.mu.Unlock()
 	s.ended = true
+	s.c.swaps.passed(s.c, s.layer)
 	if invariants.Enabled {
 		s.c.check()
 	}

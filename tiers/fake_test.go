@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"unsafe"
@@ -221,6 +222,16 @@ func (d *fakeDevice) Upload(k Key, parts *Parts) error {
 	}
 	d.keys = append(d.keys, k)
 	return nil
+}
+
+func (d *fakeDevice) Replace(old, k Key, parts *Parts) error {
+	at := slices.Index(d.keys, old)
+	if at < 0 {
+		d.f.t.Errorf("%v is to be replaced and is not on the device", old)
+		return nil
+	}
+	d.keys = slices.Delete(d.keys, at, at+1)
+	return d.Upload(k, parts)
 }
 
 // content is byte i of part p of an expert.

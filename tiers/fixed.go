@@ -16,6 +16,9 @@ type Device interface {
 	ExpertBytes(layer int, payload int64) int64
 	// Upload copies an expert in. The parts are valid until it returns.
 	Upload(k Key, parts *Parts) error
+	// Replace copies an expert in, over one that is there and takes as much. After an
+	// error neither is there. The parts are valid until it returns.
+	Replace(old, k Key, parts *Parts) error
 }
 
 // setApart notes which experts are in VRAM or pinned, and counts them by layer.

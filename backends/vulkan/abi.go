@@ -1,9 +1,11 @@
+//lint:file-ignore U1000 The structs are those of C, with all of their fields.
+
 package vulkan
 
 // This file is the part of Vulkan's C interface that is used here: constants and
 // structs as vulkan_core.h lays them out on 64-bit machines. Handles that can be
 // dispatched and addresses are uintptr, other handles and device addresses uint64.
-// abi_test.go holds them against the header.
+// The module abitest holds them against the header.
 
 type result int32
 
@@ -74,6 +76,7 @@ const (
 	memoryHostCached   = 8
 	heapDeviceLocal    = 1
 
+	queueGraphics = 1
 	queueCompute  = 2
 	queueTransfer = 4
 
@@ -81,6 +84,8 @@ const (
 	deviceTypeDiscrete   = 2
 	deviceTypeVirtual    = 3
 	deviceTypeCPU        = 4
+
+	sharingConcurrent = 1
 
 	bufferTransferSrc = 1
 	bufferTransferDst = 2
@@ -406,9 +411,9 @@ type commandBufferAllocateInfo struct {
 
 type commandBufferBeginInfo struct {
 	header
-	flags       uint32
-	_           uint32
-	inheritance uintptr
+	_ uint32 // flags
+	_ uint32
+	_ uintptr // inheritance
 }
 
 type memoryBarrier struct {
@@ -444,32 +449,32 @@ type timelineSubmitInfo struct {
 
 type semaphoreTypeCreateInfo struct {
 	header
-	kind    uint32
-	_       uint32
-	initial uint64
+	kind uint32
+	_    uint32
+	_    uint64 // initial value
 }
 
 type semaphoreCreateInfo struct {
 	header
-	flags uint32
-	_     uint32
+	_ uint32 // flags
+	_ uint32
 }
 
 type semaphoreWaitInfo struct {
 	header
-	flags, count uint32
-	semaphores   uintptr
-	values       uintptr
+	_, count   uint32 // flags
+	semaphores uintptr
+	values     uintptr
 }
 
 type queryPoolCreateInfo struct {
 	header
-	flags, kind, count, statistics uint32
+	_, kind, count, _ uint32 // flags, statistics
 }
 
 type debugMessengerCreateInfo struct {
 	header
-	flags, severities, types uint32
-	_                        uint32
-	callback, data           uintptr
+	_, severities, types uint32 // flags
+	_                    uint32
+	callback, _          uintptr // user data
 }

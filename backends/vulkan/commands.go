@@ -5,21 +5,22 @@ import "unsafe"
 // A commands is a command buffer: recorded once, submitted as often as wanted.
 type commands struct {
 	d      *Device
+	q      *queue
 	handle uintptr
 	err    error // of recording: the first
 	fresh  bool  // nothing recorded since the last barrier
 }
 
-func (d *Device) commands() (*commands, error) {
-	a := d.a
+func (q *queue) commands() (*commands, error) {
+	d, a := q.d, q.d.a
 	mark := a.mark()
 	defer a.release(mark)
 	out := put(a, uintptr(0))
-	info := put(a, commandBufferAllocateInfo{header: header{sType: stCommandBufferAllocate}, pool: d.pool, count: 1})
+	info := put(a, commandBufferAllocateInfo{header: header{sType: stCommandBufferAllocate}, pool: q.pool, count: 1})
 	if err := check("vkAllocateCommandBuffers", d.f.allocateCommands.call(d.handle, addr(info), addr(out))); err != nil {
 		return nil, err
 	}
-	return &commands{d: d, handle: *out}, nil
+	return &commands{d: d, q: q, handle: *out}, nil
 }
 
 // begin starts a recording, which replaces what was there.
@@ -72,8 +73,12 @@ func (c *commands) barrier() {
 	if c.fresh || c.err != nil {
 		return
 	}
-	c.dependency(stageCompute|stageTransfer, accessShaderWrite|accessTransferWrite, stageCompute|stageTransfer|stageIndirect,
-		accessShaderRead|accessShaderWrite|accessTransferRead|accessTransferWrite|accessIndirectRead)
+	if c.q != c.d.kernels { // a queue of copies may know no stage of kernels
+		c.dependency(stageTransfer, accessTransferWrite, stageTransfer, accessTransferRead|accessTransferWrite)
+	} else {
+		c.dependency(stageCompute|stageTransfer, accessShaderWrite|accessTransferWrite, stageCompute|stageTransfer|stageIndirect,
+			accessShaderRead|accessShaderWrite|accessTransferRead|accessTransferWrite|accessIndirectRead)
+	}
 	c.fresh = true
 }
 
@@ -90,62 +95,80 @@ func (c *commands) end() error {
 	if c.err != nil {
 		return c.err
 	}
-	c.dependency(stageCompute|stageTransfer, accessShaderWrite|accessTransferWrite, stageHost, accessHostRead)
+	if c.q != c.d.kernels {
+		c.dependency(stageTransfer, accessTransferWrite, stageHost, accessHostRead)
+	} else {
+		c.dependency(stageCompute|stageTransfer, accessShaderWrite|accessTransferWrite, stageHost, accessHostRead)
+	}
 	c.err = check("vkEndCommandBuffer", c.d.f.end.call(c.handle))
 	return c.err
 }
 
-// submit hands a recording to the queue and gives what to wait for.
-func (c *commands) submit() (uint64, error) {
-	d := c.d
+// submit hands a recording to its queue and gives what to wait for. It runs after
+// the values that it is given of another queue.
+func (c *commands) submit(after ...point) (point, error) {
+	d, q := c.d, c.q
 	if d.lost != nil {
-		return 0, d.lost
+		return point{}, d.lost
 	}
 	if c.err != nil {
-		return 0, c.err
+		return point{}, c.err
 	}
 	a := d.a
 	mark := a.mark()
 	defer a.release(mark)
-	value := d.submitted + 1
+	value := q.submitted + 1
 	timeline := put(a, timelineSubmitInfo{header: header{sType: stTimelineSubmit}, signalCount: 1, signals: addr(put(a, value))})
 	info := put(a, submitInfo{header: header{sType: stSubmitInfo, next: addr(timeline)}, commandCount: 1, commands: addr(put(a, c.handle)),
-		signalCount: 1, signals: addr(put(a, d.timeline))})
-	if err := d.failed("vkQueueSubmit", d.f.submit.call(d.queue, 1, addr(info), 0)); err != nil {
-		return 0, err
+		signalCount: 1, signals: addr(put(a, q.timeline))})
+	var semaphores, values [2]uint64
+	var stages [2]uint32
+	n := 0
+	for _, p := range after {
+		if p.q != nil && p.q != q && p.value > 0 {
+			semaphores[n], values[n], stages[n] = p.q.timeline, p.value, stageCompute|stageTransfer|stageIndirect
+			n++
+		}
 	}
-	d.submitted = value
-	d.submits++
-	return value, nil
+	if n > 0 {
+		info.waitCount, info.waits, info.waitStages = uint32(n), list(a, semaphores[:n]), list(a, stages[:n])
+		timeline.waitCount, timeline.waits = uint32(n), list(a, values[:n])
+	}
+	if err := d.failed("vkQueueSubmit", d.f.submit.call(q.handle, 1, addr(info), 0)); err != nil {
+		return point{}, err
+	}
+	q.submitted = value
+	return point{q, value}, nil
+}
+
+// A point is a place in a queue's work; the zero value is its beginning.
+type point struct {
+	q     *queue
+	value uint64
 }
 
 func (c *commands) free() {
 	if c != nil && c.handle != 0 {
 		mark := c.d.a.mark()
 		defer c.d.a.release(mark)
-		c.d.f.freeCommands.call(c.d.handle, uintptr(c.d.pool), 1, addr(put(c.d.a, c.handle)))
+		c.d.f.freeCommands.call(c.d.handle, uintptr(c.q.pool), 1, addr(put(c.d.a, c.handle)))
 		c.handle = 0
 	}
 }
 
-// waitFor waits until the queue has come to value.
-func (d *Device) waitFor(value uint64) error {
+// waitFor waits until a queue has come to a point.
+func (d *Device) waitFor(p point) error {
 	if d.lost != nil {
 		return d.lost
+	}
+	if p.q == nil || p.value == 0 {
+		return nil
 	}
 	a := d.a
 	mark := a.mark()
 	defer a.release(mark)
-	info := put(a, semaphoreWaitInfo{header: header{sType: stSemaphoreWait}, count: 1, semaphores: addr(put(a, d.timeline)), values: addr(put(a, value))})
+	info := put(a, semaphoreWaitInfo{header: header{sType: stSemaphoreWait}, count: 1, semaphores: addr(put(a, p.q.timeline)), values: addr(put(a, p.value))})
 	return d.failed("vkWaitSemaphores", d.f.wait.call(d.handle, addr(info), ^uintptr(0)))
-}
-
-// reached says whether the queue has come to value.
-func (d *Device) reached(value uint64) bool {
-	mark := d.a.mark()
-	defer d.a.release(mark)
-	now := put(d.a, uint64(0))
-	return d.failed("vkGetSemaphoreCounterValue", d.f.counter.call(d.handle, uintptr(d.timeline), addr(now))) == nil && *now >= value
 }
 
 // at is a value of type T in the host's view of a buffer.

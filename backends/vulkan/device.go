@@ -24,30 +24,39 @@ type Options struct {
 // ErrUnfit says that a device cannot compute the one arithmetic.
 var ErrUnfit = errors.New("unfit device")
 
-// A Device is an open device with one queue. All that is made of it must be
-// closed first.
+// A Device is an open device: a queue for kernels, and one for copies, which may
+// be the same. All that is made of it must be closed first.
 type Device struct {
 	Info
 	in     *Instance
 	opt    Options
 	a      *arena
 	handle uintptr
-	queue  uintptr
 	place  placement
 	f      functions
 
+	families  []uint32 // of the queues
+	queues    []*queue
 	layout    uint64            // of all pipelines: one address as push constant
 	modules   map[string]uint64 // by shader
 	pipelines map[kernel]uint64
-	pool      uint64
-	timeline  uint64 // semaphore
-	submitted uint64 // its last value that was handed to the queue
+	kernels   *queue
+	copies    *queue // may be kernels
 	dot       bool   // kernels use the instruction
 
 	buffers  map[*buffer]bool
-	lost     error // of the device, once it is known
-	recorded int64 // command buffers recorded again
-	submits  int64
+	before   uint64 // bytes in use when it was opened, by the driver's count
+	lost     error  // of the device, once it is known
+	recorded int64  // command buffers recorded again
+}
+
+// A queue takes command buffers in order; its timeline says how far it has come.
+type queue struct {
+	d         *Device
+	handle    uintptr
+	pool      uint64
+	timeline  uint64 // semaphore
+	submitted uint64 // its last value that was handed to the queue
 }
 
 type functions struct {
@@ -56,7 +65,7 @@ type functions struct {
 	createModule, destroyModule, createLayout, destroyLayout, createPipelines, destroyPipeline fn
 	createPool, destroyPool, allocateCommands, freeCommands, begin, end                        fn
 	bindPipeline, pushConstants, dispatch, dispatchIndirect, barrier, copyBuffer               fn
-	submit, createSemaphore, destroySemaphore, wait, counter                                   fn
+	submit, createSemaphore, destroySemaphore, wait                                            fn
 	createQueries, destroyQueries, resetQueries, writeTimestamp, queryResults                  fn
 }
 
@@ -75,7 +84,7 @@ func (d *Device) names() map[string]*fn {
 		"vkCmdBindPipeline": &f.bindPipeline, "vkCmdPushConstants": &f.pushConstants, "vkCmdDispatch": &f.dispatch, "vkCmdDispatchIndirect": &f.dispatchIndirect,
 		"vkCmdPipelineBarrier": &f.barrier, "vkCmdCopyBuffer": &f.copyBuffer,
 		"vkQueueSubmit": &f.submit, "vkCreateSemaphore": &f.createSemaphore, "vkDestroySemaphore": &f.destroySemaphore,
-		"vkWaitSemaphores": &f.wait, "vkGetSemaphoreCounterValue": &f.counter,
+		"vkWaitSemaphores":  &f.wait,
 		"vkCreateQueryPool": &f.createQueries, "vkDestroyQueryPool": &f.destroyQueries, "vkCmdResetQueryPool": &f.resetQueries,
 		"vkCmdWriteTimestamp": &f.writeTimestamp, "vkGetQueryPoolResults": &f.queryResults,
 	}
@@ -107,6 +116,7 @@ func (in *Instance) Open(i int, opt Options) (*Device, error) {
 		d.Close()
 		return nil, err
 	}
+	d.before, _ = d.Usage()
 	if err := d.known(); err != nil {
 		d.Close()
 		return nil, err
@@ -134,8 +144,14 @@ func (d *Device) open(p *physical) error {
 		f13.list[feature13DotProduct] = 1
 		f12.next = addr(f13)
 	}
-	queue := put(a, deviceQueueCreateInfo{header: header{sType: stDeviceQueueCreateInfo}, family: p.family, count: 1, priorities: list(a, []float32{1})})
-	info := put(a, deviceCreateInfo{header: header{sType: stDeviceCreateInfo, next: addr(f)}, queueCount: 1, queues: addr(queue),
+	priorities := list(a, []float32{1, 1})
+	queues := []deviceQueueCreateInfo{{header: header{sType: stDeviceQueueCreateInfo}, family: p.family, count: 1, priorities: priorities}}
+	if p.transfer.family == p.family {
+		queues[0].count += p.transfer.index
+	} else {
+		queues = append(queues, deviceQueueCreateInfo{header: header{sType: stDeviceQueueCreateInfo}, family: p.transfer.family, count: 1, priorities: priorities})
+	}
+	info := put(a, deviceCreateInfo{header: header{sType: stDeviceCreateInfo, next: addr(f)}, queueCount: uint32(len(queues)), queues: list(a, queues),
 		extensionCount: uint32(len(extensions)), extensions: texts(a, extensions)})
 	handle := put(a, uintptr(0))
 	if err := check("vkCreateDevice", d.in.createDevice.call(p.handle, addr(info), 0, addr(handle))); err != nil {
@@ -148,10 +164,10 @@ func (d *Device) open(p *physical) error {
 			return fmt.Errorf("vulkan: %w: the driver of %s has no %s: update it", ErrUnfit, d.Name, name)
 		}
 	}
-	q := put(a, uintptr(0))
-	d.f.getQueue.call(d.handle, uintptr(p.family), 0, addr(q))
-	d.queue = *q
-
+	d.families = []uint32{p.family}
+	if p.transfer.family != p.family {
+		d.families = append(d.families, p.transfer.family)
+	}
 	out := put(a, uint64(0))
 	ranges := put(a, pushConstantRange{stages: shaderStageCompute, size: 8})
 	layout := put(a, pipelineLayoutCreateInfo{header: header{sType: stPipelineLayoutCreate}, rangeCount: 1, ranges: addr(ranges)})
@@ -159,18 +175,39 @@ func (d *Device) open(p *physical) error {
 		return err
 	}
 	d.layout = *out
-	pool := put(a, commandPoolCreateInfo{header: header{sType: stCommandPoolCreate}, flags: poolResetCommand, family: p.family})
-	if err := check("vkCreateCommandPool", d.f.createPool.call(d.handle, addr(pool), 0, addr(out))); err != nil {
+	var err error
+	if d.kernels, err = d.openQueue(lane{p.family, 0}); err != nil {
 		return err
 	}
-	d.pool = *out
+	d.copies = d.kernels
+	if d.CopyQueue {
+		d.copies, err = d.openQueue(p.transfer)
+	}
+	return err
+}
+
+func (d *Device) openQueue(l lane) (*queue, error) {
+	a := d.a
+	mark := a.mark()
+	defer a.release(mark)
+	q := &queue{d: d}
+	d.queues = append(d.queues, q)
+	handle := put(a, uintptr(0))
+	d.f.getQueue.call(d.handle, uintptr(l.family), uintptr(l.index), addr(handle))
+	q.handle = *handle
+	out := put(a, uint64(0))
+	pool := put(a, commandPoolCreateInfo{header: header{sType: stCommandPoolCreate}, flags: poolResetCommand, family: l.family})
+	if err := check("vkCreateCommandPool", d.f.createPool.call(d.handle, addr(pool), 0, addr(out))); err != nil {
+		return nil, err
+	}
+	q.pool = *out
 	kind := put(a, semaphoreTypeCreateInfo{header: header{sType: stSemaphoreTypeCreate}, kind: semaphoreTimeline})
 	sem := put(a, semaphoreCreateInfo{header: header{sType: stSemaphoreCreateInfo, next: addr(kind)}})
 	if err := check("vkCreateSemaphore", d.f.createSemaphore.call(d.handle, addr(sem), 0, addr(out))); err != nil {
-		return err
+		return nil, err
 	}
-	d.timeline = *out
-	return nil
+	q.timeline = *out
+	return q, nil
 }
 
 // Close waits for the device and lets it go.
@@ -187,11 +224,13 @@ func (d *Device) Close() error {
 		for _, m := range d.modules {
 			d.f.destroyModule.call(d.handle, uintptr(m), 0)
 		}
-		if d.timeline != 0 {
-			d.f.destroySemaphore.call(d.handle, uintptr(d.timeline), 0)
-		}
-		if d.pool != 0 {
-			d.f.destroyPool.call(d.handle, uintptr(d.pool), 0)
+		for _, q := range d.queues {
+			if q.timeline != 0 {
+				d.f.destroySemaphore.call(d.handle, uintptr(q.timeline), 0)
+			}
+			if q.pool != 0 {
+				d.f.destroyPool.call(d.handle, uintptr(q.pool), 0)
+			}
 		}
 		if d.layout != 0 {
 			d.f.destroyLayout.call(d.handle, uintptr(d.layout), 0)
@@ -266,6 +305,7 @@ type buffer struct {
 	handle, memory uint64
 	at             uint64 // the device's address
 	size           uint64
+	use            where
 	host           []byte // where the host sees it, nil: it does not
 }
 
@@ -283,11 +323,11 @@ func (d *Device) buffer(w where, size int64) (*buffer, error) {
 	if d.lost != nil {
 		return nil, d.lost
 	}
-	kind := [...]int{d.place.weights, d.place.up, d.place.down}[w]
+	kind := d.place.of(w)
 	a := d.a
 	mark := a.mark()
 	defer a.release(mark)
-	b := &buffer{size: uint64(size)}
+	b := &buffer{size: uint64(size), use: w}
 	d.buffers[b] = true
 	fail := func(err error) (*buffer, error) {
 		d.drop(b)
@@ -296,6 +336,9 @@ func (d *Device) buffer(w where, size int64) (*buffer, error) {
 	out := put(a, uint64(0))
 	info := put(a, bufferCreateInfo{header: header{sType: stBufferCreateInfo}, size: uint64(size),
 		usage: bufferTransferSrc | bufferTransferDst | bufferStorage | bufferIndirect | bufferAddress})
+	if len(d.families) > 1 { // both queues see it, in turns that their timelines keep
+		info.sharing, info.familyCount, info.families = sharingConcurrent, uint32(len(d.families)), list(a, d.families)
+	}
 	if err := check("vkCreateBuffer", d.f.createBuffer.call(d.handle, addr(info), 0, addr(out))); err != nil {
 		return fail(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 	"unsafe"
 
 	"sluice/backends"
@@ -38,28 +39,41 @@ func padded(n int64) int64 { return (n + 16 + matrixAlign - 1) &^ (matrixAlign -
 // Experts are experts in a device's memory and the means to compute groups of
 // them. It implements backends.Holder.
 type Experts struct {
-	d       *Device
-	layers  map[int]Layer
-	k       int // choices of a position
-	dim, ff int // the widest
-	most    int // positions of a batch
-	slots   map[slotKey]uint64
-	biases  map[int]*[3]uint64 // by layer: of all its experts, in device memory
-	arenas  []*buffer
-	others  []*buffer // biases
-	used    int64     // of the last arena
-	uploads int64
-	payload int64
+	d        *Device
+	layers   map[int]Layer
+	k        int // choices of a position
+	dim, ff  int // the widest
+	most     int // positions of a batch
+	slots    map[slotKey]uint64
+	biases   map[int]*[3]uint64 // by layer: of all its experts, in device memory
+	arenas   []*buffer
+	others   []*buffer // biases
+	used     int64     // of the last arena
+	holes    []uint64
+	uploaded int64 // bytes since the start
+	payload  int64 // bytes of what is there
 
 	control  *buffer // host: parameters, jobs, index; copied to the device first
 	onDevice *buffer // that copy, then the scratch
 	in, out  *buffer
-	staging  *buffer
-	upload   *commands
-	stage    uint64 // value at which the staging buffer is free
+	staging  [2]*buffer // by turns
+	upload   [2]*commands
+	staged   [2]point // at which each is free
+	turn     int
+	filled   int       // bytes of the staging buffer whose turn it is that wait for flush
+	pending  []segment // of them
+	copied   point     // of the last copy
 	programs map[program]*commands
-	running  uint64 // value of the group under way, 0: none
-	rows     int    // of it
+	running  point // of the group under way; no value: none
+	rows     int   // of it
+	nanos    int64 // of uploads
+}
+
+// A segment is a part of the staging buffer that waits to be copied.
+type segment struct {
+	to         *buffer
+	toAt, from uint64
+	size       uint64
 }
 
 type slotKey struct{ layer, expert int }
@@ -109,11 +123,13 @@ func (d *Device) NewExperts(layers map[int]Layer, k, most int) (*Experts, error)
 	e.onDevice = buffer(weights, scratch.size)
 	e.in = buffer(up, 4*int64(most)*int64(e.dim))
 	e.out = buffer(down, 4*int64(rows)*int64(e.dim)+16)
-	if !d.place.direct {
-		e.staging = buffer(up, stagingSize)
-	}
-	if err == nil {
-		e.upload, err = d.commands()
+	for i := range e.staging {
+		if !d.place.direct {
+			e.staging[i] = buffer(up, stagingSize)
+		}
+		if err == nil {
+			e.upload[i], err = d.copies.commands()
+		}
 	}
 	if err != nil {
 		e.Close()
@@ -156,6 +172,8 @@ func (e *Experts) ExpertBytes(layer int) int64 { return e.layers[layer].bytes() 
 // looking for numbers that the arithmetic does not take. The parts are the
 // caller's again when it returns.
 func (e *Experts) Upload(layer, expert int, parts [3][]byte) error {
+	start := time.Now()
+	defer func() { e.nanos += time.Since(start).Nanoseconds() }()
 	l, ok := e.layers[layer]
 	if !ok {
 		panic(fmt.Sprintf("vulkan: upload of an expert of layer %d, which has none", layer))
@@ -178,15 +196,42 @@ func (e *Experts) Upload(layer, expert int, parts [3][]byte) error {
 		}
 		offset += uint64(padded(int64(len(parts[i]))))
 		e.payload += int64(len(parts[i]))
+		e.uploaded += int64(len(parts[i]))
+	}
+	if err := e.flush(); err != nil {
+		return fmt.Errorf("layer %d expert %d: %w", layer, expert, err)
 	}
 	e.slots[slotKey{layer, expert}] = at
-	e.uploads++
 	return nil
+}
+
+// Replace copies an expert in, over one that takes as much, of which no group may
+// be under way. After an error neither is there.
+func (e *Experts) Replace(oldLayer, old, layer, expert int, parts [3][]byte) error {
+	was := slotKey{oldLayer, old}
+	at, ok := e.slots[was]
+	if !ok || e.layers[oldLayer].bytes() != e.layers[layer].bytes() || e.running.value != 0 {
+		panic(fmt.Sprintf("vulkan: expert %d of layer %d cannot take the place of expert %d of layer %d", expert, layer, old, oldLayer))
+	}
+	delete(e.slots, was)
+	for _, n := range e.layers[oldLayer].parts() {
+		e.payload -= n
+	}
+	e.holes = append(e.holes, at)
+	return e.Upload(layer, expert, parts)
 }
 
 // place finds room for an expert, in a new arena if need be.
 func (e *Experts) place(k slotKey, l Layer) (at uint64, arena *buffer, offset uint64, err error) {
 	n := l.bytes()
+	if last := len(e.holes) - 1; last >= 0 { // Replace has made it, and it fits
+		at, e.holes = e.holes[last], e.holes[:last]
+		for _, b := range e.arenas {
+			if at >= b.at && at < b.at+b.size {
+				return at, b, at - b.at, nil
+			}
+		}
+	}
 	if len(e.arenas) == 0 || e.used+n > int64(e.arenas[len(e.arenas)-1].size) {
 		size := min(int64(arenaBytes), int64(min(e.d.maxAllocation, e.d.maxBuffer)))
 		b, err := e.d.buffer(weights, max(size, n))
@@ -201,29 +246,59 @@ func (e *Experts) place(k slotKey, l Layer) (at uint64, arena *buffer, offset ui
 	return b.at + offset, b, offset, nil
 }
 
-// write copies bytes to the device's memory.
+// write copies bytes to the device's memory, at the latest with the next flush.
+// The bytes are the caller's again when it returns.
 func (e *Experts) write(to *buffer, offset uint64, data []byte) error {
 	if to.host != nil {
 		copy(to.host[offset:], data)
 		return nil
 	}
 	for len(data) > 0 {
-		if err := e.d.waitFor(e.stage); err != nil {
-			return err
+		if e.filled == stagingSize {
+			if err := e.flush(); err != nil {
+				return err
+			}
 		}
-		n := copy(e.staging.host, data)
-		e.upload.begin()
-		e.upload.copy(to, offset, e.staging, 0, uint64(n))
-		if err := e.upload.end(); err != nil {
-			return err
+		if e.filled == 0 {
+			if err := e.d.waitFor(e.staged[e.turn]); err != nil {
+				return err
+			}
 		}
-		var err error
-		if e.stage, err = e.upload.submit(); err != nil {
-			return err
-		}
+		n := copy(e.staging[e.turn].host[e.filled:], data)
+		e.pending = append(e.pending, segment{to, offset, uint64(e.filled), uint64(n)})
+		e.filled = min(stagingSize, (e.filled+n+15)&^15)
 		data, offset = data[n:], offset+uint64(n)
 	}
 	return nil
+}
+
+// flush hands what write has gathered to the queue of copies, where it is copied
+// while kernels run; a group that is started later waits for it there.
+func (e *Experts) flush() error {
+	if len(e.pending) == 0 {
+		return nil
+	}
+	t := e.turn
+	c := e.upload[t]
+	c.begin()
+	for _, s := range e.pending {
+		c.copy(s.to, s.toAt, e.staging[t], s.from, s.size)
+	}
+	e.pending, e.filled = e.pending[:0], 0
+	if err := c.end(); err != nil {
+		return err
+	}
+	var err error
+	e.staged[t], err = c.submit()
+	e.copied, e.turn = e.staged[t], 1-t
+	return err
+}
+
+// Settle waits until all that was uploaded is in the device's memory.
+func (e *Experts) Settle() error {
+	start := time.Now()
+	defer func() { e.nanos += time.Since(start).Nanoseconds() }()
+	return errors.Join(e.flush(), e.d.waitFor(e.copied))
 }
 
 // Has says whether an expert is in the device's memory.
@@ -257,6 +332,9 @@ func (e *Experts) bias(layer int, bias *[3][]float32) (*[3]uint64, error) {
 		places[i] = b.at + at
 		at += uint64(padded(4 * int64(len(part))))
 	}
+	if err := e.flush(); err != nil {
+		return nil, err
+	}
 	e.biases[layer] = places
 	return places, nil
 }
@@ -265,7 +343,7 @@ func (e *Experts) bias(layer int, bias *[3][]float32) (*[3]uint64, error) {
 // panics at is the caller's bug.
 func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int, act backends.Activation, bias *[3][]float32) error {
 	l := e.layers[layer]
-	if e.running != 0 {
+	if e.running.value != 0 {
 		panic("vulkan: Start before the Finish of another group")
 	}
 	if len(jobs) > mostJob || n > e.most {
@@ -344,7 +422,7 @@ func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int, act backen
 	if err != nil {
 		return err
 	}
-	if e.running, err = c.submit(); err != nil {
+	if e.running, err = c.submit(e.copied); err != nil {
 		return err
 	}
 	e.rows = rows * l.Dim
@@ -357,7 +435,7 @@ func (e *Experts) program(p program, s scratch) (*commands, error) {
 		return c, nil
 	}
 	d, l := e.d, p.layer
-	c, err := d.commands()
+	c, err := d.kernels.commands()
 	if err != nil {
 		return nil, err
 	}
@@ -396,11 +474,11 @@ func (e *Experts) program(p program, s scratch) (*commands, error) {
 // Finish waits for the group and gives its outputs, a vector for each row of
 // each job, in their order. They are good until the next Start.
 func (e *Experts) Finish() ([]float32, error) {
-	if e.running == 0 {
+	if e.running.value == 0 {
 		return nil, nil
 	}
 	err := e.d.waitFor(e.running)
-	e.running = 0
+	e.running = point{}
 	if err != nil {
 		return nil, err
 	}
@@ -410,25 +488,43 @@ func (e *Experts) Finish() ([]float32, error) {
 	return slice[float32](e.out, 16, e.rows), nil
 }
 
-// Bytes are what was uploaded, and what was allocated for it and for scratch.
-func (e *Experts) Bytes() (payload, allocated int64) {
-	for _, b := range slices.Concat(e.arenas, e.others) {
-		allocated += int64(b.size)
+// A Usage is what experts take of a device's memory, and what it took to bring
+// them there.
+type Usage struct {
+	Experts     int64
+	Payload     int64 // bytes of the experts' matrices
+	Allocated   int64 // bytes of its own memory asked of the driver: experts with their alignment, biases, scratch
+	Driver      int64 // bytes in use by the driver's own count, less what was before; -1: it does not tell
+	UploadBytes int64
+	UploadNanos int64
+	Recorded    int64 // command buffers
+}
+
+// Usage asks the driver too.
+func (e *Experts) Usage() Usage {
+	u := Usage{Experts: int64(len(e.slots)), Payload: e.payload, Driver: -1, UploadBytes: e.uploaded, UploadNanos: e.nanos, Recorded: e.d.recorded}
+	vram := e.d.Memory.vramHeap()
+	for b := range e.d.buffers {
+		if e.d.Memory.Types[e.d.place.of(b.use)].Heap == vram {
+			u.Allocated += int64(b.size)
+		}
 	}
-	if e.onDevice != nil {
-		allocated += int64(e.onDevice.size)
+	if used, ok := e.d.Usage(); ok {
+		u.Driver = int64(used) - int64(e.d.before)
 	}
-	return e.payload, allocated
+	return u
 }
 
 // Close frees the experts' memory.
 func (e *Experts) Close() error {
-	err := errors.Join(e.d.waitFor(e.running), e.d.waitFor(e.stage))
-	e.upload.free()
+	err := errors.Join(e.d.waitFor(e.running), e.d.waitFor(e.copied))
+	for _, c := range e.upload {
+		c.free()
+	}
 	for _, c := range e.programs {
 		c.free()
 	}
-	for _, b := range append(slices.Concat(e.arenas, e.others), e.control, e.onDevice, e.in, e.out, e.staging) {
+	for _, b := range append(slices.Concat(e.arenas, e.others), e.control, e.onDevice, e.in, e.out, e.staging[0], e.staging[1]) {
 		e.d.drop(b)
 	}
 	e.arenas, e.programs = nil, nil

@@ -69,7 +69,6 @@ type Instance struct {
 	a       *arena
 	getProc fn
 	devices []physical
-	budget  bool // the memory budget can be asked for, device by device
 
 	destroy, getFeatures, getProperties, getMemory, getFamilies, createDevice, getDeviceProc, deviceExtensions fn
 
@@ -77,10 +76,14 @@ type Instance struct {
 }
 
 type physical struct {
-	handle uintptr
-	info   Info
-	family uint32
+	handle   uintptr
+	info     Info
+	family   uint32
+	transfer lane // of copies; the compute queue itself where there is no other
 }
+
+// A lane is a queue: its family, and its number there.
+type lane struct{ family, index uint32 }
 
 // Open loads Vulkan and looks at its devices. It fails with ErrNoDriver where
 // there is none, in words that a user can act on. validate asks for the
@@ -216,6 +219,7 @@ type Info struct {
 	Subgroup     int
 	DotProduct   bool // four int8 products in one instruction, by the driver's word
 	HostPointers bool // memory of the host can be lent to it
+	CopyQueue    bool // copies have a queue of their own, beside that of the kernels
 	Missing      []string
 
 	software      bool
@@ -314,34 +318,55 @@ func (in *Instance) describe(p *physical) error {
 			i.Missing = append(i.Missing, need.name)
 		}
 	}
-	family := in.computeFamily(p.handle)
+	families := in.families(p.handle)
+	family := computeFamily(families)
 	if family < 0 {
 		i.Missing = append(i.Missing, "a queue for compute")
-	} else {
-		p.family = uint32(family)
+		return in.memory(p)
 	}
+	p.family = uint32(family)
+	p.transfer = transferLane(families, p.family)
+	i.CopyQueue = p.transfer != lane{p.family, 0}
 	return in.memory(p)
 }
 
-// computeFamily is the queue family to compute on: one without graphics if
-// there is one, -1 for none.
-func (in *Instance) computeFamily(device uintptr) int {
+func (in *Instance) families(device uintptr) []queueFamily {
 	a := in.a
 	count := put(a, uint32(0))
 	in.getFamilies.call(device, addr(count), 0)
 	n := int(*count)
 	if n == 0 {
-		return -1
+		return nil
 	}
 	all := unsafe.Slice((*queueFamily)(a.take(n*int(unsafe.Sizeof(queueFamily{})))), n)
 	in.getFamilies.call(device, addr(count), addr(&all[0]))
+	return all[:*count]
+}
+
+// computeFamily is the queue family to compute on: one without graphics if
+// there is one, -1 for none.
+func computeFamily(all []queueFamily) int {
 	found := -1
-	for i, f := range all[:*count] {
-		if f.flags&queueCompute != 0 && f.count > 0 && (found < 0 || f.flags&1 == 0 && all[found].flags&1 != 0) {
+	for i, f := range all {
+		if f.flags&queueCompute != 0 && f.count > 0 && (found < 0 || f.flags&queueGraphics == 0 && all[found].flags&queueGraphics != 0) {
 			found = i
 		}
 	}
 	return found
+}
+
+// transferLane is the queue for copies: of a family that does nothing else, which
+// is a copy engine; else a second queue beside the kernels'; else theirs.
+func transferLane(all []queueFamily, compute uint32) lane {
+	for i, f := range all {
+		if f.flags&queueTransfer != 0 && f.flags&(queueCompute|queueGraphics) == 0 && f.count > 0 {
+			return lane{uint32(i), 0}
+		}
+	}
+	if all[compute].count > 1 {
+		return lane{compute, 1}
+	}
+	return lane{compute, 0}
 }
 
 func (in *Instance) memory(p *physical) error {

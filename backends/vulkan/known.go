@@ -18,7 +18,7 @@ func (d *Device) known() error {
 		return err
 	}
 	defer d.drop(b)
-	c, err := d.commands()
+	c, err := d.kernels.commands()
 	if err != nil {
 		return err
 	}

@@ -32,6 +32,9 @@ type placement struct {
 	rebar   bool // all of the device's memory is visible to the host
 }
 
+// of gives the type for a use.
+func (p *placement) of(w where) int { return [...]int{p.weights, p.up, p.down}[w] }
+
 // VRAM is the size of the device's own memory: its largest local heap.
 func (m *Memory) VRAM() uint64 {
 	if h := m.vramHeap(); h >= 0 {
@@ -92,4 +95,29 @@ func (m *Memory) place() (placement, error) {
 		p.warning = fmt.Sprintf("warning: only %d MiB of %d MiB VRAM is host-visible: Resizable BAR appears disabled. Enable Resizable BAR in firmware (BIOS/UEFI); the expert tier would land in system RAM and be slow.", visible>>20, size>>20)
 	}
 	return p, nil
+}
+
+// tolerance is how much of what was allocated the driver's own count may differ.
+const tolerance = 0.10
+
+// Doubt says in words that the driver counts other bytes in use on a device than
+// were allocated there: that a tier is not where it seems to be; "" if it does
+// not, or does not tell.
+func (u *Usage) Doubt(device int) string {
+	off := u.Driver - u.Allocated
+	if u.Driver < 0 || u.Experts == 0 || float64(max(off, -off)) <= tolerance*float64(u.Allocated) {
+		return ""
+	}
+	claim := fmt.Sprintf("warning: VRAM tier claims %s but the driver reports %s in use on device %d", bytesText(u.Allocated), bytesText(u.Driver), device)
+	if off < 0 {
+		return claim + ": experts are not in VRAM."
+	}
+	return claim + ": something else of this process takes the rest; lower --vram if the device runs out of memory."
+}
+
+func bytesText(n int64) string {
+	if n >= 1e9 {
+		return fmt.Sprintf("%.2f GB", float64(n)/1e9)
+	}
+	return fmt.Sprintf("%.0f MB", float64(n)/1e6)
 }

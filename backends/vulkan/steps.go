@@ -38,6 +38,9 @@ type rowsJob struct {
 // Types are the formats whose rows the kernels multiply.
 var types = []quant.Type{quant.F32, quant.F16, quant.BF16, quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q4_K, quant.Q5_K, quant.Q6_K, quant.MXFP4}
 
+// Types are those formats.
+func Types() []quant.Type { return append([]quant.Type(nil), types...) }
+
 // Supports says whether the kernels multiply rows of a type.
 func Supports(t quant.Type) bool {
 	for _, have := range types {

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,48 +12,15 @@ import (
 	"sluice/tiers"
 )
 
-// A device is a GPU that holds experts: the tiers' VRAM, and what computes there.
-type device struct {
-	in      *vulkan.Instance
-	dev     *vulkan.Device
-	experts *vulkan.Experts
-	room    int64 // bytes for experts
-}
-
 // vramReserve stays free in a device's memory: the desktop, other programs, and
 // what drivers take for themselves.
 const vramReserve = 512 << 20
 
-// ExpertBytes is tiers.Device's.
-func (d *device) ExpertBytes(layer int, _ int64) int64 { return d.experts.ExpertBytes(layer) }
-
-// Upload is tiers.Device's.
-func (d *device) Upload(k tiers.Key, parts *tiers.Parts) error {
-	return d.experts.Upload(int(k.Layer), int(k.Expert), [3][]byte{parts[0], parts[1], parts[2]})
-}
-
-func (d *device) Close() error {
-	if d == nil {
-		return nil
-	}
-	var errs []error
-	if d.experts != nil {
-		errs = append(errs, d.experts.Close())
-	}
-	if d.dev != nil {
-		errs = append(errs, d.dev.Close())
-	}
-	if d.in != nil {
-		d.in.Close()
-	}
-	return errors.Join(errs...)
-}
-
-// openDevice opens the GPU that the options name, or without a name the first
+// openDevices opens the GPUs that the options name, or without a name the first
 // discrete one; with --vram or --backend vulkan any that is no software. There
 // may be none: then the words that say so are a notice, or a refusal where VRAM
 // was asked for.
-func (p *Plan) openDevice(o Options) error {
+func (p *Plan) openDevices(o Options) error {
 	wanted := o.VRAM != (Budget{}) || o.Devices != "" || o.Backend == "vulkan"
 	p.set("backend", "cpu", o.Backend == "cpu")
 	switch {
@@ -82,58 +50,103 @@ func (p *Plan) openDevice(o Options) error {
 	if err != nil {
 		return err
 	}
-	d := &device{in: in}
-	p.device = d
-	index, words := pick(in.Devices(), o, wanted)
-	if index < 0 {
-		p.device = nil
-		return errors.Join(d.Close(), none(words))
-	}
-	if d.dev, err = in.Open(index, vulkan.Options{Staging: o.Staging}); err != nil {
-		if errors.Is(err, vulkan.ErrUnfit) && o.Devices == "" {
-			p.device = nil
-			return errors.Join(d.Close(), none(err.Error()))
-		}
-		return err
-	}
-	if w := d.dev.Warning(); w != "" {
-		if o.RequireReBAR {
-			return refused("%s (--require-rebar)", w)
-		}
-		p.Notices = append(p.Notices, w)
-	}
-	layers := make(map[int]vulkan.Layer)
+	d := &devices{in: in, layers: make(map[int]vulkan.Layer)}
+	p.devices = d
 	for i, r := range p.Spec.Roles {
 		k := p.Spec.Kinds[i]
-		layers[r.Layer] = vulkan.Layer{Types: [3]quant.Type{k[0].Type, k[1].Type, k[2].Type}, Dim: k[0].Cols, FF: k[0].Rows}
+		d.layers[r.Layer] = vulkan.Layer{Types: [3]quant.Type{k[0].Type, k[1].Type, k[2].Type}, Dim: k[0].Cols, FF: k[0].Rows}
 	}
-	if d.experts, err = d.dev.NewExperts(layers, p.Spec.TopK, p.Config.Chunk); err != nil {
-		return err
+	chosen, words := pick(in.Devices(), o, wanted)
+	if words == "" {
+		words = d.unknown()
+	}
+	if words != "" {
+		p.devices = nil
+		return errors.Join(d.Close(), none(words))
+	}
+	var names []string
+	for _, index := range chosen {
+		err := p.openGPU(o, index)
+		if errors.Is(err, vulkan.ErrUnfit) && o.Devices == "" {
+			p.devices = nil
+			return errors.Join(d.Close(), none(err.Error()))
+		}
+		if err != nil {
+			return err
+		}
+		names = append(names, fmt.Sprintf("vulkan:%d", index))
 	}
 	p.set("backend", "vulkan", o.Backend == "vulkan")
-	p.set("devices", fmt.Sprintf("vulkan:%d", index), o.Devices != "")
-	p.Notices = append(p.Notices, fmt.Sprintf("device vulkan:%d: %s, %s, %s of memory", index, d.dev.Name, d.dev.Driver, tiers.GB(int64(d.dev.Memory.VRAM()))))
-	d.room = d.dev.Free() - d.experts.ScratchBytes() - vramReserve
-	if d.dev.Software() {
-		d.room += vramReserve // of RAM, which has its own ledger
-	}
-	d.room = max(d.room, 0)
+	p.set("devices", strings.Join(names, ","), o.Devices != "")
 	return nil
 }
 
-// pick chooses a device by the options; -1 with words if there is none.
-func pick(all []vulkan.Info, o Options, wanted bool) (int, string) {
-	if o.Devices != "" {
-		name := strings.TrimPrefix(o.Devices, "vulkan:")
-		n, err := strconv.Atoi(name)
-		if err != nil || n < 0 || n >= len(all) {
-			var have []string
-			for i, d := range all {
-				have = append(have, fmt.Sprintf("vulkan:%d %s", i, d.Name))
+// unknown says in words that the kernels lack a type of the experts.
+func (d *devices) unknown() string {
+	for i, l := range d.layers {
+		for _, t := range l.Types {
+			if !vulkan.Supports(t) {
+				return fmt.Sprintf("the experts of layer %d are of %v, which the kernels of GPUs do not know (they know %v)", i, t, vulkan.Types())
 			}
-			return -1, fmt.Sprintf("--devices %s: there is no such device: name one of %s", o.Devices, strings.Join(have, ", "))
 		}
-		return n, ""
+	}
+	return ""
+}
+
+// openGPU opens one device and looks at its memory.
+func (p *Plan) openGPU(o Options, index int) error {
+	d, g := p.devices, &gpu{index: index}
+	d.all = append(d.all, g)
+	var err error
+	if g.dev, err = d.in.Open(index, vulkan.Options{Staging: o.Staging}); err != nil {
+		return err
+	}
+	words, err := reBAR(g.dev.Warning(), o.RequireReBAR)
+	if err != nil {
+		return err
+	}
+	p.Notices = append(p.Notices, fmt.Sprintf("device vulkan:%d: %s, %s, %s of memory", index, g.dev.Name, g.dev.Driver, tiers.GB(int64(g.dev.Memory.VRAM()))))
+	if words != "" {
+		p.Notices = append(p.Notices, words)
+	}
+	if g.experts, err = g.dev.NewExperts(d.layers, p.Spec.TopK, p.Config.Chunk); err != nil {
+		return err
+	}
+	g.room = g.dev.Free() - g.experts.ScratchBytes() - vramReserve
+	if g.dev.Software() {
+		g.room += vramReserve // of RAM, which has its own ledger
+	}
+	g.room = max(g.room, 0)
+	return nil
+}
+
+// reBAR is the warning of a device's memory, or a refusal where it must not be.
+func reBAR(warning string, require bool) (string, error) {
+	if warning != "" && require {
+		return "", refused("%s (--require-rebar)", warning)
+	}
+	return warning, nil
+}
+
+// pick chooses devices by the options; none, with words, if there is none.
+func pick(all []vulkan.Info, o Options, wanted bool) ([]int, string) {
+	if o.Devices != "" {
+		var chosen []int
+		for _, name := range strings.Split(o.Devices, ",") {
+			n, err := strconv.Atoi(strings.TrimPrefix(strings.TrimSpace(name), "vulkan:"))
+			if err != nil || n < 0 || n >= len(all) {
+				var have []string
+				for i, d := range all {
+					have = append(have, fmt.Sprintf("vulkan:%d %s", i, d.Name))
+				}
+				return nil, fmt.Sprintf("--devices %s: there is no device %q: name some of %s", o.Devices, name, strings.Join(have, ", "))
+			}
+			if slices.Contains(chosen, n) {
+				return nil, fmt.Sprintf("--devices %s: vulkan:%d is named twice", o.Devices, n)
+			}
+			chosen = append(chosen, n)
+		}
+		return chosen, ""
 	}
 	best := -1
 	for i, d := range all {
@@ -145,12 +158,12 @@ func pick(all []vulkan.Info, o Options, wanted bool) (int, string) {
 		}
 	}
 	if best >= 0 {
-		return best, ""
+		return []int{best}, ""
 	}
 	for i, d := range all {
 		if d.Software() {
-			return -1, fmt.Sprintf("no GPU: %s is software, which runs only when it is named (--devices vulkan:%d)", d.Name, i)
+			return nil, fmt.Sprintf("no GPU: %s is software, which runs only when it is named (--devices vulkan:%d)", d.Name, i)
 		}
 	}
-	return -1, "no discrete GPU (--vram or --devices take any)"
+	return nil, "no discrete GPU (--vram or --devices take any)"
 }

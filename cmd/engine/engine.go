@@ -14,6 +14,7 @@ import (
 
 	"sluice/backends"
 	"sluice/backends/cpu"
+	"sluice/backends/vulkan"
 	"sluice/internal/cores"
 	"sluice/internal/offheap"
 	"sluice/moe"
@@ -49,7 +50,7 @@ type Options struct {
 	UsageFreeze  string // the same, read alone
 	Prefetch     tiers.Prefetch
 	Backend      string       // auto, cpu or vulkan; "" is auto
-	Devices      string       // vulkan:N or N; "": see openDevice
+	Devices      string       // vulkan:N or N, several with commas; "": see openDevices
 	Staging      bool         // copy to a device through a staging buffer even where the host could write its memory
 	RequireReBAR bool         // refuse a device whose memory the host sees only in part
 	Memory       tiers.Memory // of the machine
@@ -100,7 +101,8 @@ type Plan struct {
 	floor     int64               // bytes that are to stay available
 	usagePath string
 	keepHost  bool
-	device    *device // nil: there is none
+	devices   *devices // nil: there is none
+	fixVRAM   bool
 	machine   tiers.Memory
 }
 
@@ -193,8 +195,8 @@ func (p *Plan) prepare(o Options) (err error) {
 	if len(o.Copies) > 0 {
 		p.set("copies", o.Copies, true)
 	}
-	p.Prefetch, p.keepHost, p.machine = o.Prefetch, o.KeepHost, o.Memory
-	if err := p.openDevice(o); err != nil {
+	p.Prefetch, p.keepHost, p.fixVRAM, p.machine = o.Prefetch, o.KeepHost, o.UsageFreeze != "", o.Memory
+	if err := p.openDevices(o); err != nil {
 		return err
 	}
 	if len(p.Spec.Roles) < 2 {
@@ -270,8 +272,8 @@ func (p *Plan) Paths() []string { return append(p.File.Paths(), p.path) }
 
 // Close closes the model's files. A plan that was loaded is closed by its engine.
 func (p *Plan) Close() error {
-	errs := []error{p.device.Close()}
-	p.device = nil
+	errs := []error{p.devices.Close()}
+	p.devices = nil
 	if p.small != nil {
 		errs = append(errs, p.small.Close())
 		p.small = nil
@@ -294,6 +296,7 @@ type Engine struct {
 	Announced int64                // bytes: the resident set when all was loaded
 	LoadNanos int64
 	Drive     storage.LoadReport // what was learned of the drives while loading
+	said      []string           // while loading
 
 	backend *cpu.Backend
 	arena   []byte
@@ -339,18 +342,28 @@ func (e *Engine) load(ctx context.Context) (err error) {
 		}
 	}
 	var vram tiers.Device
-	if e.device != nil {
-		vram, e.Config.Held = e.device, e.device.experts
+	if e.devices != nil {
+		vram = e.devices
+		if e.Config.Held, err = e.devices.holder(e.Spec.TopK, e.Config.Chunk); err != nil {
+			return err
+		}
 	}
 	e.Cache, err = tiers.New(e.Source, tiers.Options{
 		Cap: e.Cap.Cap, TopK: e.Spec.TopK, Layers: e.roles, Policy: e.Policy, History: e.frequency(), Ledger: e.Ledger,
-		Pinned: e.Pinned, VRAM: e.VRAM, Device: vram, KeepHost: e.keepHost, Prefetch: e.Prefetch, Watch: e.watch, Nextn: e.Spec.Layers,
+		Pinned: e.Pinned, VRAM: e.VRAM, Device: vram, KeepHost: e.keepHost, FixVRAM: e.fixVRAM, Prefetch: e.Prefetch, Watch: e.watch, Nextn: e.Spec.Layers,
 	})
 	if err != nil {
 		return err
 	}
 	if err := e.Cache.Preload(ctx); err != nil {
 		return err
+	}
+	if e.devices != nil {
+		said, err := e.devices.settle()
+		e.said = append(e.said, said...)
+		if err != nil {
+			return err
+		}
 	}
 	weights := func(t tiers.Tensor) []byte { return resident[t.Name] }
 	if e.Model, err = moe.New(e.Spec, weights, e.backend, e.Cache, e.Config); err != nil {
@@ -365,6 +378,12 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	e.Announced = usage.RSS
 	return err
 }
+
+// Said is what loading gave occasion to say.
+func (e *Engine) Said() []string { return e.said }
+
+// Usage is what experts take of devices' memory, the zero value without devices.
+func (e *Engine) Usage() vulkan.Usage { return e.devices.usage() }
 
 // TraceHeader describes the model of a name for a trace of its routing.
 func (p *Plan) TraceHeader(name string) *tiers.Trace {

@@ -178,20 +178,23 @@ func (p *Plan) choose(o Options) error {
 	all := len(ranked)
 	size := func(k tiers.Key) int64 {
 		payload := p.Source.ExpertBytes(int(k.Layer))
-		if p.device == nil {
+		if p.devices == nil {
 			return payload
 		}
-		return p.device.ExpertBytes(int(k.Layer), payload)
+		return p.devices.ExpertBytes(int(k.Layer), payload)
 	}
 	vram := o.VRAM
-	if p.device != nil && vram == (Budget{}) && !o.NoVRAM {
-		vram.Bytes = p.device.room
+	if p.devices != nil && vram == (Budget{}) && !o.NoVRAM {
+		vram.Bytes = p.devices.room()
 	}
 	p.VRAM, _, p.VRAMBytes = vram.take(ranked, size)
-	if p.device != nil && p.VRAMBytes > p.device.room {
-		fits, _, bytes := Budget{Bytes: p.device.room}.take(ranked, size)
-		p.Notices = append(p.Notices, fmt.Sprintf("vram lowered %d -> %d experts (%s of the device's memory are free for them)", len(p.VRAM), len(fits), tiers.GB(p.device.room)))
-		p.VRAM, p.VRAMBytes = fits, bytes
+	if p.devices != nil {
+		if fits, bytes := p.devices.give(p.VRAM); fits < len(p.VRAM) {
+			if o.VRAM != (Budget{}) {
+				p.Notices = append(p.Notices, fmt.Sprintf("vram lowered %d -> %d experts (%s of the devices' memory are free for them)", len(p.VRAM), fits, tiers.GB(p.devices.room())))
+			}
+			p.VRAM, p.VRAMBytes = p.VRAM[:fits:fits], bytes
+		}
 	}
 	ranked = ranked[len(p.VRAM):]
 	p.tierSetting("vram", o.VRAM, len(p.VRAM), p.VRAMBytes, all)

@@ -19,6 +19,9 @@ func (m *modelFlags) load(ctx context.Context, s streams, p *engine.Plan) (*engi
 	if err != nil {
 		return nil, err
 	}
+	for _, n := range e.Said() {
+		s.notice("%s", n)
+	}
 	drives(s, e)
 	return e, nil
 }

@@ -29,7 +29,12 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 	c, m := e.Cache.Stats(), e.Model.Stats()
 	loads := map[string]int64{"slab": 0, "pread": 0, "mmap": 0}
 	wanted, bytes := c.Wanted()
-	loads[e.Source.Mode().String()] = wanted
+	loads[e.Source.Mode().String()] = wanted - c.PreloadLoads
+	gpu := e.Usage()
+	driver := any(gpu.Driver)
+	if gpu.Driver < 0 {
+		driver = nil
+	}
 	hits := func(h tiers.Hits) map[string]int64 {
 		return map[string]int64{"vram": h.VRAM, "pinned": h.Pinned, "lru": h.LRU}
 	}
@@ -38,46 +43,53 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		draft = e.Drafts.Report()
 	}
 	return map[string]any{
-		"draft_proposed":         draft.Proposed,
-		"draft_accepted":         draft.Accepted,
-		"draft_shadows":          draft.Shadows,
-		"draft_state_changes":    draft.Changes,
-		"positions_total":        m.Positions,
-		"forwards_total":         m.Forwards,
-		"emitted_tokens_total":   emitted,
-		"routed_experts_total":   c.RoutedExperts,
-		"distinct_experts_total": c.DistinctExperts,
-		"tier_hits":              hits(c.Hits),
-		"loads_avoided":          hits(c.Avoided),
-		"tier_misses":            c.Misses,
-		"host_loads_total":       loads,
-		"host_load_bytes":        bytes,
-		"host_read_bytes":        c.Source.ReadBytes,
-		"host_read_retries":      c.Source.Retries,
-		"host_checksum_retries":  c.Source.Checksums,
-		"host_load_wait_ns":      c.LoadWaitNanos,
-		"host_loads_failed":      c.LoadsFailed,
-		"host_loads_dropped":     c.LoadsDropped,
-		"preload_loads":          c.PreloadLoads,
-		"preload_bytes":          c.PreloadBytes,
-		"prefetch_guessed":       c.Prefetch.Guessed,
-		"prefetch_guessed_right": c.Prefetch.Right,
-		"prefetch_issued":        c.Prefetch.Issued,
-		"prefetch_used":          c.Prefetch.Used,
-		"prefetch_late":          c.Prefetch.Late,
-		"prefetch_wasted":        c.Prefetch.Wasted,
-		"prefetch_wasted_bytes":  c.Prefetch.WastedBytes,
-		"prefetch_skipped_vram":  c.Prefetch.SkippedVRAM,
-		"draft_wasted_loads":     c.Drafts.WastedLoads,
-		"draft_wasted_bytes":     c.Drafts.WastedBytes,
-		"draft_evictions":        c.Drafts.Evictions,
-		"evictions":              map[string]int64{"lru": c.Evictions},
-		"cap_changes":            c.CapChanges,
-		"rss_bytes":              usage.RSS,
-		"rss_peak_bytes":         usage.PeakRSS,
-		"major_faults":           usage.MajorFaults,
-		"minor_faults":           usage.MinorFaults,
-		"device_read_bytes":      usage.DeviceReads,
+		"draft_proposed":           draft.Proposed,
+		"draft_accepted":           draft.Accepted,
+		"draft_shadows":            draft.Shadows,
+		"draft_state_changes":      draft.Changes,
+		"positions_total":          m.Positions,
+		"forwards_total":           m.Forwards,
+		"emitted_tokens_total":     emitted,
+		"routed_experts_total":     c.RoutedExperts,
+		"distinct_experts_total":   c.DistinctExperts,
+		"tier_hits":                hits(c.Hits),
+		"loads_avoided":            hits(c.Avoided),
+		"tier_misses":              c.Misses,
+		"host_loads_total":         loads,
+		"host_load_bytes":          bytes - c.PreloadBytes,
+		"host_read_bytes":          c.Source.ReadBytes,
+		"host_read_retries":        c.Source.Retries,
+		"host_checksum_retries":    c.Source.Checksums,
+		"host_load_wait_ns":        c.LoadWaitNanos,
+		"host_loads_failed":        c.LoadsFailed,
+		"host_loads_dropped":       c.LoadsDropped,
+		"preload_loads":            c.PreloadLoads,
+		"preload_bytes":            c.PreloadBytes,
+		"prefetch_guessed":         c.Prefetch.Guessed,
+		"prefetch_guessed_right":   c.Prefetch.Right,
+		"prefetch_issued":          c.Prefetch.Issued,
+		"prefetch_used":            c.Prefetch.Used,
+		"prefetch_late":            c.Prefetch.Late,
+		"prefetch_wasted":          c.Prefetch.Wasted,
+		"prefetch_wasted_bytes":    c.Prefetch.WastedBytes,
+		"prefetch_skipped_vram":    c.Prefetch.SkippedVRAM,
+		"draft_wasted_loads":       c.Drafts.WastedLoads,
+		"draft_wasted_bytes":       c.Drafts.WastedBytes,
+		"draft_evictions":          c.Drafts.Evictions,
+		"evictions":                map[string]int64{"lru": c.Evictions},
+		"vram_swaps":               c.VRAMSwaps,
+		"vram_payload_bytes":       gpu.Payload,
+		"vram_allocated_bytes":     gpu.Allocated,
+		"vram_driver_bytes":        driver,
+		"tier_upload_ns":           gpu.UploadNanos,
+		"tier_upload_bytes":        gpu.UploadBytes,
+		"command_buffer_rerecords": gpu.Recorded,
+		"cap_changes":              c.CapChanges,
+		"rss_bytes":                usage.RSS,
+		"rss_peak_bytes":           usage.PeakRSS,
+		"major_faults":             usage.MajorFaults,
+		"minor_faults":             usage.MinorFaults,
+		"device_read_bytes":        usage.DeviceReads,
 	}, nil
 }
 
