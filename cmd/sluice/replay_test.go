@@ -130,3 +130,19 @@ func TestReplayMistakes(t *testing.T) {
 		}
 	}
 }
+
+// The surface on which drafts neither gain nor lose, from a trace alone.
+func TestReplayDrafts(t *testing.T) {
+	trace := filepath.Join(t.TempDir(), "t.csv")
+	mustRun(t, "run", tinyGLM4, "2", "-p", verse, "-n", "30", "--temp", "0", "--trace", trace)
+	o := mustRun(t, "replay", trace, "--draft", "1,4", "--budget-mib", "1", "--json").object(t)
+	if n := len(texts(t, o, "rows")); n != 12 {
+		t.Errorf("%d rows", n)
+	}
+	r := mustRun(t, "replay", trace, "--draft", "2", "--budget-mib", "1")
+	if !strings.Contains(r.out, "drafts pay while I/O takes less of the time than this") || !strings.Contains(r.out, "a = 0.9 (union)") {
+		t.Errorf("%s", r.out)
+	}
+	sluice("", "replay", trace, "--draft", "9").wants(t, exitUsage, "--draft 9: use depths of 1 to 8")
+	sluice("", "replay", trace, "--draft", "1", "--policy", "belady").wants(t, exitUsage, "belady")
+}

@@ -74,16 +74,27 @@ func newReplay(t *tiers.Trace, p tiers.Policy) *replay {
 func (r *replay) at(k tiers.Key) int { return int(k.Layer)*r.t.Experts + int(k.Expert) }
 
 func (r *replay) run(b tiers.TraceBatch) {
-	r.batch++
-	r.p.Begin(b.Layer, b.Positions)
-	size := r.t.Layers[b.Layer].ExpertBytes
+	r.begin(b.Layer, b.Positions)
 	for pos, k := range b.Choices() {
-		if i := r.at(k); r.seen[i] != r.batch {
-			r.seen[i] = r.batch
-			r.lookup(i, b.Decode, size)
-		}
-		r.p.Use(k, pos)
+		r.use(k, pos, b.Decode)
 	}
+	r.end()
+}
+
+func (r *replay) begin(layer, positions int) {
+	r.batch++
+	r.p.Begin(layer, positions)
+}
+
+func (r *replay) use(k tiers.Key, pos int, decode bool) {
+	if i := r.at(k); r.seen[i] != r.batch {
+		r.seen[i] = r.batch
+		r.lookup(i, decode, r.t.Layers[k.Layer].ExpertBytes)
+	}
+	r.p.Use(k, pos)
+}
+
+func (r *replay) end() {
 	for r.p.Over() {
 		k, ok := r.p.Victim()
 		if !ok {
