@@ -6,6 +6,9 @@ type floatKernel struct {
 	tile int // rows, and positions, of the larger kernels
 	// run takes one row or tile rows, times one position or tile positions.
 	run [2][2]func(*floatArgs)
+	// together: for one position too it takes tile rows, not one, which would
+	// stream best. The lanes of one wait for each other.
+	together bool
 }
 
 // floatArgs are the arguments of a float kernel.
@@ -34,7 +37,7 @@ func (p *product) floatRows(s *scratch, t, n, lo, hi int) {
 	a.rowBytes, a.stride, a.runs, a.y = p.rowLen, 4*cols, cols/16, &s.floats.y[0]
 	for r := lo; r < hi; {
 		rows, tall := 1, 0
-		if n > 1 && hi-r >= k.tile { // for one position, a row at a time streams best
+		if (n > 1 || k.together) && hi-r >= k.tile {
 			rows, tall = k.tile, 1
 		}
 		a.w = &p.m.Data[r*p.rowLen]

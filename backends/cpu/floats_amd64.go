@@ -38,6 +38,14 @@ func floatsBF16_2x1AVX2(a *floatArgs)
 
 func floatsBF16_2x2AVX2(a *floatArgs)
 
+func floatsF8_128_1x1AVX2(a *floatArgs)
+
+func floatsF8_128_1x2AVX2(a *floatArgs)
+
+func floatsF8_128_2x1AVX2(a *floatArgs)
+
+func floatsF8_128_2x2AVX2(a *floatArgs)
+
 func floatsF32_1x1AVX512(a *floatArgs)
 
 func floatsF32_1x4AVX512(a *floatArgs)
@@ -61,3 +69,11 @@ func floatsBF16_1x4AVX512(a *floatArgs)
 func floatsBF16_4x1AVX512(a *floatArgs)
 
 func floatsBF16_4x4AVX512(a *floatArgs)
+
+func floatsF8_128_1x1AVX512(a *floatArgs)
+
+func floatsF8_128_1x4AVX512(a *floatArgs)
+
+func floatsF8_128_4x1AVX512(a *floatArgs)
+
+func floatsF8_128_4x4AVX512(a *floatArgs)

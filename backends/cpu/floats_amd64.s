@@ -987,6 +987,1563 @@ run_end:
 	VZEROUPPER
 	RET
 
+// func floatsF8_128_1x1AVX2(a *floatArgs)
+// Requires: AVX, AVX2, CMOV, F16C, MMX+
+TEXT ·floatsF8_128_1x1AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VPXOR  Y2, Y2, Y2
+	MOVQ   32(AX), BX
+
+block:
+	MOVQ           $+8, SI
+	CMPQ           BX, SI
+	CMOVQLT        BX, SI
+	SUBQ           SI, BX
+	MOVL           (CX), DI
+	ANDL           $0x7fffffff, DI
+	SUBL           $0x2b000000, DI
+	CMPL           DI, $0x46800000
+	JAE            any
+	VBROADCASTSS   (CX), Y3
+	VMULPS         constant2<>+0(SB), Y3, Y3
+	ADDQ           $0x04, CX
+	CMPQ           SI, $0x08
+	JNE            one
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 (CX), Y4
+	VPAND          constant3<>+0(SB), Y4, Y4
+	VPMAXUB        Y4, Y2, Y2
+	VPMOVSXBW      (CX), Y4
+	VPSLLW         $0x07, Y4, Y4
+	VPAND          constant4<>+0(SB), Y4, Y4
+	VCVTPH2PS      X4, Y5
+	VMULPS         Y3, Y5, Y5
+	VMULPS         (DX), Y5, Y5
+	VADDPS         Y5, Y0, Y0
+	VEXTRACTI128   $0x01, Y4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         Y3, Y4, Y4
+	VMULPS         32(DX), Y4, Y4
+	VADDPS         Y4, Y1, Y1
+	VBROADCASTI128 16(CX), Y4
+	VPAND          constant3<>+0(SB), Y4, Y4
+	VPMAXUB        Y4, Y2, Y2
+	VPMOVSXBW      16(CX), Y4
+	VPSLLW         $0x07, Y4, Y4
+	VPAND          constant4<>+0(SB), Y4, Y4
+	VCVTPH2PS      X4, Y5
+	VMULPS         Y3, Y5, Y5
+	VMULPS         64(DX), Y5, Y5
+	VADDPS         Y5, Y0, Y0
+	VEXTRACTI128   $0x01, Y4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         Y3, Y4, Y4
+	VMULPS         96(DX), Y4, Y4
+	VADDPS         Y4, Y1, Y1
+	VBROADCASTI128 32(CX), Y4
+	VPAND          constant3<>+0(SB), Y4, Y4
+	VPMAXUB        Y4, Y2, Y2
+	VPMOVSXBW      32(CX), Y4
+	VPSLLW         $0x07, Y4, Y4
+	VPAND          constant4<>+0(SB), Y4, Y4
+	VCVTPH2PS      X4, Y5
+	VMULPS         Y3, Y5, Y5
+	VMULPS         128(DX), Y5, Y5
+	VADDPS         Y5, Y0, Y0
+	VEXTRACTI128   $0x01, Y4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         Y3, Y4, Y4
+	VMULPS         160(DX), Y4, Y4
+	VADDPS         Y4, Y1, Y1
+	VBROADCASTI128 48(CX), Y4
+	VPAND          constant3<>+0(SB), Y4, Y4
+	VPMAXUB        Y4, Y2, Y2
+	VPMOVSXBW      48(CX), Y4
+	VPSLLW         $0x07, Y4, Y4
+	VPAND          constant4<>+0(SB), Y4, Y4
+	VCVTPH2PS      X4, Y5
+	VMULPS         Y3, Y5, Y5
+	VMULPS         192(DX), Y5, Y5
+	VADDPS         Y5, Y0, Y0
+	VEXTRACTI128   $0x01, Y4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         Y3, Y4, Y4
+	VMULPS         224(DX), Y4, Y4
+	VADDPS         Y4, Y1, Y1
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 64(CX), Y4
+	VPAND          constant3<>+0(SB), Y4, Y4
+	VPMAXUB        Y4, Y2, Y2
+	VPMOVSXBW      64(CX), Y4
+	VPSLLW         $0x07, Y4, Y4
+	VPAND          constant4<>+0(SB), Y4, Y4
+	VCVTPH2PS      X4, Y5
+	VMULPS         Y3, Y5, Y5
+	VMULPS         256(DX), Y5, Y5
+	VADDPS         Y5, Y0, Y0
+	VEXTRACTI128   $0x01, Y4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         Y3, Y4, Y4
+	VMULPS         288(DX), Y4, Y4
+	VADDPS         Y4, Y1, Y1
+	VBROADCASTI128 80(CX), Y4
+	VPAND          constant3<>+0(SB), Y4, Y4
+	VPMAXUB        Y4, Y2, Y2
+	VPMOVSXBW      80(CX), Y4
+	VPSLLW         $0x07, Y4, Y4
+	VPAND          constant4<>+0(SB), Y4, Y4
+	VCVTPH2PS      X4, Y5
+	VMULPS         Y3, Y5, Y5
+	VMULPS         320(DX), Y5, Y5
+	VADDPS         Y5, Y0, Y0
+	VEXTRACTI128   $0x01, Y4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         Y3, Y4, Y4
+	VMULPS         352(DX), Y4, Y4
+	VADDPS         Y4, Y1, Y1
+	VBROADCASTI128 96(CX), Y4
+	VPAND          constant3<>+0(SB), Y4, Y4
+	VPMAXUB        Y4, Y2, Y2
+	VPMOVSXBW      96(CX), Y4
+	VPSLLW         $0x07, Y4, Y4
+	VPAND          constant4<>+0(SB), Y4, Y4
+	VCVTPH2PS      X4, Y5
+	VMULPS         Y3, Y5, Y5
+	VMULPS         384(DX), Y5, Y5
+	VADDPS         Y5, Y0, Y0
+	VEXTRACTI128   $0x01, Y4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         Y3, Y4, Y4
+	VMULPS         416(DX), Y4, Y4
+	VADDPS         Y4, Y1, Y1
+	VBROADCASTI128 112(CX), Y4
+	VPAND          constant3<>+0(SB), Y4, Y4
+	VPMAXUB        Y4, Y2, Y2
+	VPMOVSXBW      112(CX), Y4
+	VPSLLW         $0x07, Y4, Y4
+	VPAND          constant4<>+0(SB), Y4, Y4
+	VCVTPH2PS      X4, Y5
+	VMULPS         Y3, Y5, Y5
+	VMULPS         448(DX), Y5, Y5
+	VADDPS         Y5, Y0, Y0
+	VEXTRACTI128   $0x01, Y4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         Y3, Y4, Y4
+	VMULPS         480(DX), Y4, Y3
+	VADDPS         Y3, Y1, Y1
+	ADDQ           $+128, CX
+	ADDQ           $+512, DX
+	JMP            next
+
+one:
+	CMPQ           SI, $0x01
+	JLT            one_end
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 (CX), Y4
+	VPAND          constant3<>+0(SB), Y4, Y4
+	VPMAXUB        Y4, Y2, Y2
+	VPMOVSXBW      (CX), Y4
+	VPSLLW         $0x07, Y4, Y4
+	VPAND          constant4<>+0(SB), Y4, Y4
+	VCVTPH2PS      X4, Y5
+	VMULPS         Y3, Y5, Y5
+	VMULPS         (DX), Y5, Y5
+	VADDPS         Y5, Y0, Y0
+	VEXTRACTI128   $0x01, Y4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         Y3, Y4, Y4
+	VMULPS         32(DX), Y4, Y4
+	VADDPS         Y4, Y1, Y1
+	ADDQ           $+16, CX
+	ADDQ           $+64, DX
+	SUBQ           $0x01, SI
+	JMP            one
+
+one_end:
+next:
+	TESTQ        BX, BX
+	JNZ          block
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VPCMPEQB     constant3<>+0(SB), Y2, Y2
+	VPMOVMSKB    Y2, DI
+	TESTL        DI, DI
+	JZ           number0
+	MOVL         $0x7fc00000, (AX)
+
+number0:
+	VZEROUPPER
+	RET
+
+any:
+	VBROADCASTSS (CX), Y3
+	VPAND        constant0<>+0(SB), Y3, Y4
+	VPCMPGTD     constant5<>+0(SB), Y4, Y4
+	VPAND        Y4, Y3, Y3
+	ADDQ         $0x04, CX
+
+slow:
+	CMPQ           SI, $0x01
+	JLT            slow_end
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 (CX), Y4
+	VPAND          constant3<>+0(SB), Y4, Y4
+	VPMAXUB        Y4, Y2, Y2
+	VPMOVSXBW      (CX), Y4
+	VPSLLW         $0x07, Y4, Y4
+	VPAND          constant4<>+0(SB), Y4, Y4
+	VCVTPH2PS      X4, Y5
+	VMULPS         constant2<>+0(SB), Y5, Y5
+	VMULPS         Y3, Y5, Y5
+	VPAND          constant0<>+0(SB), Y5, Y6
+	VCMPPS         $0x05, constant1<>+0(SB), Y6, Y6
+	VANDPS         Y6, Y5, Y5
+	VMULPS         (DX), Y5, Y5
+	VADDPS         Y5, Y0, Y0
+	VEXTRACTI128   $0x01, Y4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         constant2<>+0(SB), Y4, Y4
+	VMULPS         Y3, Y4, Y4
+	VPAND          constant0<>+0(SB), Y4, Y5
+	VCMPPS         $0x05, constant1<>+0(SB), Y5, Y5
+	VANDPS         Y5, Y4, Y4
+	VMULPS         32(DX), Y4, Y4
+	VADDPS         Y4, Y1, Y1
+	ADDQ           $+16, CX
+	ADDQ           $+64, DX
+	SUBQ           $0x01, SI
+	JMP            slow
+
+slow_end:
+	JMP next
+
+DATA constant2<>+0(SB)/8, $0x4380000043800000
+DATA constant2<>+8(SB)/8, $0x4380000043800000
+DATA constant2<>+16(SB)/8, $0x4380000043800000
+DATA constant2<>+24(SB)/8, $0x4380000043800000
+DATA constant2<>+32(SB)/8, $0x4380000043800000
+DATA constant2<>+40(SB)/8, $0x4380000043800000
+DATA constant2<>+48(SB)/8, $0x4380000043800000
+DATA constant2<>+56(SB)/8, $0x4380000043800000
+GLOBL constant2<>(SB), RODATA|NOPTR, $64
+
+DATA constant3<>+0(SB)/8, $0x7f7f7f7f7f7f7f7f
+DATA constant3<>+8(SB)/8, $0x7f7f7f7f7f7f7f7f
+DATA constant3<>+16(SB)/8, $0x7f7f7f7f7f7f7f7f
+DATA constant3<>+24(SB)/8, $0x7f7f7f7f7f7f7f7f
+DATA constant3<>+32(SB)/8, $0x7f7f7f7f7f7f7f7f
+DATA constant3<>+40(SB)/8, $0x7f7f7f7f7f7f7f7f
+DATA constant3<>+48(SB)/8, $0x7f7f7f7f7f7f7f7f
+DATA constant3<>+56(SB)/8, $0x7f7f7f7f7f7f7f7f
+GLOBL constant3<>(SB), RODATA|NOPTR, $64
+
+DATA constant4<>+0(SB)/8, $0xbf80bf80bf80bf80
+DATA constant4<>+8(SB)/8, $0xbf80bf80bf80bf80
+DATA constant4<>+16(SB)/8, $0xbf80bf80bf80bf80
+DATA constant4<>+24(SB)/8, $0xbf80bf80bf80bf80
+DATA constant4<>+32(SB)/8, $0xbf80bf80bf80bf80
+DATA constant4<>+40(SB)/8, $0xbf80bf80bf80bf80
+DATA constant4<>+48(SB)/8, $0xbf80bf80bf80bf80
+DATA constant4<>+56(SB)/8, $0xbf80bf80bf80bf80
+GLOBL constant4<>(SB), RODATA|NOPTR, $64
+
+DATA constant5<>+0(SB)/8, $0x28ffffff28ffffff
+DATA constant5<>+8(SB)/8, $0x28ffffff28ffffff
+DATA constant5<>+16(SB)/8, $0x28ffffff28ffffff
+DATA constant5<>+24(SB)/8, $0x28ffffff28ffffff
+DATA constant5<>+32(SB)/8, $0x28ffffff28ffffff
+DATA constant5<>+40(SB)/8, $0x28ffffff28ffffff
+DATA constant5<>+48(SB)/8, $0x28ffffff28ffffff
+DATA constant5<>+56(SB)/8, $0x28ffffff28ffffff
+GLOBL constant5<>(SB), RODATA|NOPTR, $64
+
+// func floatsF8_128_1x2AVX2(a *floatArgs)
+// Requires: AVX, AVX2, CMOV, F16C, MMX+
+TEXT ·floatsF8_128_1x2AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   24(AX), BX
+	LEAQ   (DX)(BX*1), BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VPXOR  Y4, Y4, Y4
+	MOVQ   32(AX), SI
+
+block:
+	MOVQ           $+8, DI
+	CMPQ           SI, DI
+	CMOVQLT        SI, DI
+	SUBQ           DI, SI
+	MOVL           (CX), R8
+	ANDL           $0x7fffffff, R8
+	SUBL           $0x2b000000, R8
+	CMPL           R8, $0x46800000
+	JAE            any
+	VBROADCASTSS   (CX), Y5
+	VMULPS         constant2<>+0(SB), Y5, Y5
+	ADDQ           $0x04, CX
+	CMPQ           DI, $0x08
+	JNE            one
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 (CX), Y6
+	VPAND          constant3<>+0(SB), Y6, Y6
+	VPMAXUB        Y6, Y4, Y4
+	VPMOVSXBW      (CX), Y6
+	VPSLLW         $0x07, Y6, Y6
+	VPAND          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         Y5, Y7, Y7
+	VMULPS         (DX), Y7, Y8
+	VADDPS         Y8, Y0, Y0
+	VMULPS         (BX), Y7, Y7
+	VADDPS         Y7, Y2, Y2
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         Y5, Y6, Y6
+	VMULPS         32(DX), Y6, Y7
+	VADDPS         Y7, Y1, Y1
+	VMULPS         32(BX), Y6, Y6
+	VADDPS         Y6, Y3, Y3
+	VBROADCASTI128 16(CX), Y6
+	VPAND          constant3<>+0(SB), Y6, Y6
+	VPMAXUB        Y6, Y4, Y4
+	VPMOVSXBW      16(CX), Y6
+	VPSLLW         $0x07, Y6, Y6
+	VPAND          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         Y5, Y7, Y7
+	VMULPS         64(DX), Y7, Y8
+	VADDPS         Y8, Y0, Y0
+	VMULPS         64(BX), Y7, Y7
+	VADDPS         Y7, Y2, Y2
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         Y5, Y6, Y6
+	VMULPS         96(DX), Y6, Y7
+	VADDPS         Y7, Y1, Y1
+	VMULPS         96(BX), Y6, Y6
+	VADDPS         Y6, Y3, Y3
+	VBROADCASTI128 32(CX), Y6
+	VPAND          constant3<>+0(SB), Y6, Y6
+	VPMAXUB        Y6, Y4, Y4
+	VPMOVSXBW      32(CX), Y6
+	VPSLLW         $0x07, Y6, Y6
+	VPAND          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         Y5, Y7, Y7
+	VMULPS         128(DX), Y7, Y8
+	VADDPS         Y8, Y0, Y0
+	VMULPS         128(BX), Y7, Y7
+	VADDPS         Y7, Y2, Y2
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         Y5, Y6, Y6
+	VMULPS         160(DX), Y6, Y7
+	VADDPS         Y7, Y1, Y1
+	VMULPS         160(BX), Y6, Y6
+	VADDPS         Y6, Y3, Y3
+	VBROADCASTI128 48(CX), Y6
+	VPAND          constant3<>+0(SB), Y6, Y6
+	VPMAXUB        Y6, Y4, Y4
+	VPMOVSXBW      48(CX), Y6
+	VPSLLW         $0x07, Y6, Y6
+	VPAND          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         Y5, Y7, Y7
+	VMULPS         192(DX), Y7, Y8
+	VADDPS         Y8, Y0, Y0
+	VMULPS         192(BX), Y7, Y7
+	VADDPS         Y7, Y2, Y2
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         Y5, Y6, Y6
+	VMULPS         224(DX), Y6, Y7
+	VADDPS         Y7, Y1, Y1
+	VMULPS         224(BX), Y6, Y6
+	VADDPS         Y6, Y3, Y3
+	PREFETCHT0     4160(CX)
+	VBROADCASTI128 64(CX), Y6
+	VPAND          constant3<>+0(SB), Y6, Y6
+	VPMAXUB        Y6, Y4, Y4
+	VPMOVSXBW      64(CX), Y6
+	VPSLLW         $0x07, Y6, Y6
+	VPAND          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         Y5, Y7, Y7
+	VMULPS         256(DX), Y7, Y8
+	VADDPS         Y8, Y0, Y0
+	VMULPS         256(BX), Y7, Y7
+	VADDPS         Y7, Y2, Y2
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         Y5, Y6, Y6
+	VMULPS         288(DX), Y6, Y7
+	VADDPS         Y7, Y1, Y1
+	VMULPS         288(BX), Y6, Y6
+	VADDPS         Y6, Y3, Y3
+	VBROADCASTI128 80(CX), Y6
+	VPAND          constant3<>+0(SB), Y6, Y6
+	VPMAXUB        Y6, Y4, Y4
+	VPMOVSXBW      80(CX), Y6
+	VPSLLW         $0x07, Y6, Y6
+	VPAND          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         Y5, Y7, Y7
+	VMULPS         320(DX), Y7, Y8
+	VADDPS         Y8, Y0, Y0
+	VMULPS         320(BX), Y7, Y7
+	VADDPS         Y7, Y2, Y2
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         Y5, Y6, Y6
+	VMULPS         352(DX), Y6, Y7
+	VADDPS         Y7, Y1, Y1
+	VMULPS         352(BX), Y6, Y6
+	VADDPS         Y6, Y3, Y3
+	VBROADCASTI128 96(CX), Y6
+	VPAND          constant3<>+0(SB), Y6, Y6
+	VPMAXUB        Y6, Y4, Y4
+	VPMOVSXBW      96(CX), Y6
+	VPSLLW         $0x07, Y6, Y6
+	VPAND          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         Y5, Y7, Y7
+	VMULPS         384(DX), Y7, Y8
+	VADDPS         Y8, Y0, Y0
+	VMULPS         384(BX), Y7, Y7
+	VADDPS         Y7, Y2, Y2
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         Y5, Y6, Y6
+	VMULPS         416(DX), Y6, Y7
+	VADDPS         Y7, Y1, Y1
+	VMULPS         416(BX), Y6, Y6
+	VADDPS         Y6, Y3, Y3
+	VBROADCASTI128 112(CX), Y6
+	VPAND          constant3<>+0(SB), Y6, Y6
+	VPMAXUB        Y6, Y4, Y4
+	VPMOVSXBW      112(CX), Y6
+	VPSLLW         $0x07, Y6, Y6
+	VPAND          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         Y5, Y7, Y7
+	VMULPS         448(DX), Y7, Y8
+	VADDPS         Y8, Y0, Y0
+	VMULPS         448(BX), Y7, Y7
+	VADDPS         Y7, Y2, Y2
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         Y5, Y6, Y6
+	VMULPS         480(DX), Y6, Y5
+	VADDPS         Y5, Y1, Y1
+	VMULPS         480(BX), Y6, Y5
+	VADDPS         Y5, Y3, Y3
+	ADDQ           $+128, CX
+	ADDQ           $+512, DX
+	ADDQ           $+512, BX
+	JMP            next
+
+one:
+	CMPQ           DI, $0x01
+	JLT            one_end
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 (CX), Y6
+	VPAND          constant3<>+0(SB), Y6, Y6
+	VPMAXUB        Y6, Y4, Y4
+	VPMOVSXBW      (CX), Y6
+	VPSLLW         $0x07, Y6, Y6
+	VPAND          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         Y5, Y7, Y7
+	VMULPS         (DX), Y7, Y8
+	VADDPS         Y8, Y0, Y0
+	VMULPS         (BX), Y7, Y7
+	VADDPS         Y7, Y2, Y2
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         Y5, Y6, Y6
+	VMULPS         32(DX), Y6, Y7
+	VADDPS         Y7, Y1, Y1
+	VMULPS         32(BX), Y6, Y6
+	VADDPS         Y6, Y3, Y3
+	ADDQ           $+16, CX
+	ADDQ           $+64, DX
+	ADDQ           $+64, BX
+	SUBQ           $0x01, DI
+	JMP            one
+
+one_end:
+next:
+	TESTQ        SI, SI
+	JNZ          block
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VPCMPEQB     constant3<>+0(SB), Y4, Y4
+	VPMOVMSKB    Y4, R8
+	TESTL        R8, R8
+	JZ           number0
+	MOVL         $0x7fc00000, (AX)
+	MOVL         $0x7fc00000, 4(AX)
+
+number0:
+	VZEROUPPER
+	RET
+
+any:
+	VBROADCASTSS (CX), Y5
+	VPAND        constant0<>+0(SB), Y5, Y6
+	VPCMPGTD     constant5<>+0(SB), Y6, Y6
+	VPAND        Y6, Y5, Y5
+	ADDQ         $0x04, CX
+
+slow:
+	CMPQ           DI, $0x01
+	JLT            slow_end
+	PREFETCHT0     4096(CX)
+	VBROADCASTI128 (CX), Y6
+	VPAND          constant3<>+0(SB), Y6, Y6
+	VPMAXUB        Y6, Y4, Y4
+	VPMOVSXBW      (CX), Y6
+	VPSLLW         $0x07, Y6, Y6
+	VPAND          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS      X6, Y7
+	VMULPS         constant2<>+0(SB), Y7, Y7
+	VMULPS         Y5, Y7, Y7
+	VPAND          constant0<>+0(SB), Y7, Y8
+	VCMPPS         $0x05, constant1<>+0(SB), Y8, Y8
+	VANDPS         Y8, Y7, Y7
+	VMULPS         (DX), Y7, Y8
+	VADDPS         Y8, Y0, Y0
+	VMULPS         (BX), Y7, Y7
+	VADDPS         Y7, Y2, Y2
+	VEXTRACTI128   $0x01, Y6, X6
+	VCVTPH2PS      X6, Y6
+	VMULPS         constant2<>+0(SB), Y6, Y6
+	VMULPS         Y5, Y6, Y6
+	VPAND          constant0<>+0(SB), Y6, Y7
+	VCMPPS         $0x05, constant1<>+0(SB), Y7, Y7
+	VANDPS         Y7, Y6, Y6
+	VMULPS         32(DX), Y6, Y7
+	VADDPS         Y7, Y1, Y1
+	VMULPS         32(BX), Y6, Y6
+	VADDPS         Y6, Y3, Y3
+	ADDQ           $+16, CX
+	ADDQ           $+64, DX
+	ADDQ           $+64, BX
+	SUBQ           $0x01, DI
+	JMP            slow
+
+slow_end:
+	JMP next
+
+// func floatsF8_128_2x1AVX2(a *floatArgs)
+// Requires: AVX, AVX2, CMOV, F16C, MMX+
+TEXT ·floatsF8_128_2x1AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   8(AX), SI
+	IMUL3Q $0x02, SI, SI
+	VPXOR  Y4, Y4, Y4
+	VPXOR  Y6, Y6, Y6
+	MOVQ   32(AX), DI
+
+block:
+	MOVQ           $+8, R8
+	CMPQ           DI, R8
+	CMOVQLT        DI, R8
+	SUBQ           R8, DI
+	MOVL           (CX), R9
+	ANDL           $0x7fffffff, R9
+	SUBL           $0x2b000000, R9
+	CMPL           R9, $0x46800000
+	JAE            any
+	MOVL           (BX), R9
+	ANDL           $0x7fffffff, R9
+	SUBL           $0x2b000000, R9
+	CMPL           R9, $0x46800000
+	JAE            any
+	VBROADCASTSS   (CX), Y5
+	VMULPS         constant2<>+0(SB), Y5, Y5
+	ADDQ           $0x04, CX
+	VBROADCASTSS   (BX), Y7
+	VMULPS         constant2<>+0(SB), Y7, Y7
+	ADDQ           $0x04, BX
+	CMPQ           R8, $0x08
+	JNE            one
+	PREFETCHT0     (CX)(SI*1)
+	VBROADCASTI128 (CX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y4, Y4
+	VPMOVSXBW      (CX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y5, Y9, Y9
+	VMULPS         (DX), Y9, Y9
+	VADDPS         Y9, Y0, Y0
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y5, Y8, Y8
+	VMULPS         32(DX), Y8, Y8
+	VADDPS         Y8, Y1, Y1
+	PREFETCHT0     (BX)(SI*1)
+	VBROADCASTI128 (BX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y6, Y6
+	VPMOVSXBW      (BX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y7, Y9, Y9
+	VMULPS         (DX), Y9, Y9
+	VADDPS         Y9, Y2, Y2
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y7, Y8, Y8
+	VMULPS         32(DX), Y8, Y8
+	VADDPS         Y8, Y3, Y3
+	VBROADCASTI128 16(CX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y4, Y4
+	VPMOVSXBW      16(CX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y5, Y9, Y9
+	VMULPS         64(DX), Y9, Y9
+	VADDPS         Y9, Y0, Y0
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y5, Y8, Y8
+	VMULPS         96(DX), Y8, Y8
+	VADDPS         Y8, Y1, Y1
+	VBROADCASTI128 16(BX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y6, Y6
+	VPMOVSXBW      16(BX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y7, Y9, Y9
+	VMULPS         64(DX), Y9, Y9
+	VADDPS         Y9, Y2, Y2
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y7, Y8, Y8
+	VMULPS         96(DX), Y8, Y8
+	VADDPS         Y8, Y3, Y3
+	VBROADCASTI128 32(CX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y4, Y4
+	VPMOVSXBW      32(CX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y5, Y9, Y9
+	VMULPS         128(DX), Y9, Y9
+	VADDPS         Y9, Y0, Y0
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y5, Y8, Y8
+	VMULPS         160(DX), Y8, Y8
+	VADDPS         Y8, Y1, Y1
+	VBROADCASTI128 32(BX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y6, Y6
+	VPMOVSXBW      32(BX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y7, Y9, Y9
+	VMULPS         128(DX), Y9, Y9
+	VADDPS         Y9, Y2, Y2
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y7, Y8, Y8
+	VMULPS         160(DX), Y8, Y8
+	VADDPS         Y8, Y3, Y3
+	VBROADCASTI128 48(CX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y4, Y4
+	VPMOVSXBW      48(CX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y5, Y9, Y9
+	VMULPS         192(DX), Y9, Y9
+	VADDPS         Y9, Y0, Y0
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y5, Y8, Y8
+	VMULPS         224(DX), Y8, Y8
+	VADDPS         Y8, Y1, Y1
+	VBROADCASTI128 48(BX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y6, Y6
+	VPMOVSXBW      48(BX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y7, Y9, Y9
+	VMULPS         192(DX), Y9, Y9
+	VADDPS         Y9, Y2, Y2
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y7, Y8, Y8
+	VMULPS         224(DX), Y8, Y8
+	VADDPS         Y8, Y3, Y3
+	PREFETCHT0     64(CX)(SI*1)
+	VBROADCASTI128 64(CX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y4, Y4
+	VPMOVSXBW      64(CX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y5, Y9, Y9
+	VMULPS         256(DX), Y9, Y9
+	VADDPS         Y9, Y0, Y0
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y5, Y8, Y8
+	VMULPS         288(DX), Y8, Y8
+	VADDPS         Y8, Y1, Y1
+	PREFETCHT0     64(BX)(SI*1)
+	VBROADCASTI128 64(BX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y6, Y6
+	VPMOVSXBW      64(BX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y7, Y9, Y9
+	VMULPS         256(DX), Y9, Y9
+	VADDPS         Y9, Y2, Y2
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y7, Y8, Y8
+	VMULPS         288(DX), Y8, Y8
+	VADDPS         Y8, Y3, Y3
+	VBROADCASTI128 80(CX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y4, Y4
+	VPMOVSXBW      80(CX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y5, Y9, Y9
+	VMULPS         320(DX), Y9, Y9
+	VADDPS         Y9, Y0, Y0
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y5, Y8, Y8
+	VMULPS         352(DX), Y8, Y8
+	VADDPS         Y8, Y1, Y1
+	VBROADCASTI128 80(BX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y6, Y6
+	VPMOVSXBW      80(BX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y7, Y9, Y9
+	VMULPS         320(DX), Y9, Y9
+	VADDPS         Y9, Y2, Y2
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y7, Y8, Y8
+	VMULPS         352(DX), Y8, Y8
+	VADDPS         Y8, Y3, Y3
+	VBROADCASTI128 96(CX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y4, Y4
+	VPMOVSXBW      96(CX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y5, Y9, Y9
+	VMULPS         384(DX), Y9, Y9
+	VADDPS         Y9, Y0, Y0
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y5, Y8, Y8
+	VMULPS         416(DX), Y8, Y8
+	VADDPS         Y8, Y1, Y1
+	VBROADCASTI128 96(BX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y6, Y6
+	VPMOVSXBW      96(BX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y7, Y9, Y9
+	VMULPS         384(DX), Y9, Y9
+	VADDPS         Y9, Y2, Y2
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y7, Y8, Y8
+	VMULPS         416(DX), Y8, Y8
+	VADDPS         Y8, Y3, Y3
+	VBROADCASTI128 112(CX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y4, Y4
+	VPMOVSXBW      112(CX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y5, Y9, Y9
+	VMULPS         448(DX), Y9, Y9
+	VADDPS         Y9, Y0, Y0
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y5, Y8, Y8
+	VMULPS         480(DX), Y8, Y5
+	VADDPS         Y5, Y1, Y1
+	VBROADCASTI128 112(BX), Y5
+	VPAND          constant3<>+0(SB), Y5, Y5
+	VPMAXUB        Y5, Y6, Y6
+	VPMOVSXBW      112(BX), Y5
+	VPSLLW         $0x07, Y5, Y5
+	VPAND          constant4<>+0(SB), Y5, Y5
+	VCVTPH2PS      X5, Y8
+	VMULPS         Y7, Y8, Y8
+	VMULPS         448(DX), Y8, Y8
+	VADDPS         Y8, Y2, Y2
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VMULPS         Y7, Y5, Y5
+	VMULPS         480(DX), Y5, Y5
+	VADDPS         Y5, Y3, Y3
+	ADDQ           $+128, CX
+	ADDQ           $+128, BX
+	ADDQ           $+512, DX
+	JMP            next
+
+one:
+	CMPQ           R8, $0x01
+	JLT            one_end
+	PREFETCHT0     (CX)(SI*1)
+	VBROADCASTI128 (CX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y4, Y4
+	VPMOVSXBW      (CX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y5, Y9, Y9
+	VMULPS         (DX), Y9, Y9
+	VADDPS         Y9, Y0, Y0
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y5, Y8, Y8
+	VMULPS         32(DX), Y8, Y8
+	VADDPS         Y8, Y1, Y1
+	PREFETCHT0     (BX)(SI*1)
+	VBROADCASTI128 (BX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y6, Y6
+	VPMOVSXBW      (BX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         Y7, Y9, Y9
+	VMULPS         (DX), Y9, Y9
+	VADDPS         Y9, Y2, Y2
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         Y7, Y8, Y8
+	VMULPS         32(DX), Y8, Y8
+	VADDPS         Y8, Y3, Y3
+	ADDQ           $+16, CX
+	ADDQ           $+16, BX
+	ADDQ           $+64, DX
+	SUBQ           $0x01, R8
+	JMP            one
+
+one_end:
+next:
+	TESTQ        DI, DI
+	JNZ          block
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VPCMPEQB     constant3<>+0(SB), Y4, Y4
+	VPMOVMSKB    Y4, R9
+	TESTL        R9, R9
+	JZ           number0
+	MOVL         $0x7fc00000, (AX)
+
+number0:
+	VPCMPEQB  constant3<>+0(SB), Y6, Y6
+	VPMOVMSKB Y6, R9
+	TESTL     R9, R9
+	JZ        number1
+	MOVL      $0x7fc00000, 4(AX)
+
+number1:
+	VZEROUPPER
+	RET
+
+any:
+	VBROADCASTSS (CX), Y5
+	VPAND        constant0<>+0(SB), Y5, Y7
+	VPCMPGTD     constant5<>+0(SB), Y7, Y7
+	VPAND        Y7, Y5, Y5
+	ADDQ         $0x04, CX
+	VBROADCASTSS (BX), Y7
+	VPAND        constant0<>+0(SB), Y7, Y8
+	VPCMPGTD     constant5<>+0(SB), Y8, Y8
+	VPAND        Y8, Y7, Y7
+	ADDQ         $0x04, BX
+
+slow:
+	CMPQ           R8, $0x01
+	JLT            slow_end
+	PREFETCHT0     (CX)(SI*1)
+	VBROADCASTI128 (CX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y4, Y4
+	VPMOVSXBW      (CX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         constant2<>+0(SB), Y9, Y9
+	VMULPS         Y5, Y9, Y9
+	VPAND          constant0<>+0(SB), Y9, Y10
+	VCMPPS         $0x05, constant1<>+0(SB), Y10, Y10
+	VANDPS         Y10, Y9, Y9
+	VMULPS         (DX), Y9, Y9
+	VADDPS         Y9, Y0, Y0
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         constant2<>+0(SB), Y8, Y8
+	VMULPS         Y5, Y8, Y8
+	VPAND          constant0<>+0(SB), Y8, Y9
+	VCMPPS         $0x05, constant1<>+0(SB), Y9, Y9
+	VANDPS         Y9, Y8, Y8
+	VMULPS         32(DX), Y8, Y8
+	VADDPS         Y8, Y1, Y1
+	PREFETCHT0     (BX)(SI*1)
+	VBROADCASTI128 (BX), Y8
+	VPAND          constant3<>+0(SB), Y8, Y8
+	VPMAXUB        Y8, Y6, Y6
+	VPMOVSXBW      (BX), Y8
+	VPSLLW         $0x07, Y8, Y8
+	VPAND          constant4<>+0(SB), Y8, Y8
+	VCVTPH2PS      X8, Y9
+	VMULPS         constant2<>+0(SB), Y9, Y9
+	VMULPS         Y7, Y9, Y9
+	VPAND          constant0<>+0(SB), Y9, Y10
+	VCMPPS         $0x05, constant1<>+0(SB), Y10, Y10
+	VANDPS         Y10, Y9, Y9
+	VMULPS         (DX), Y9, Y9
+	VADDPS         Y9, Y2, Y2
+	VEXTRACTI128   $0x01, Y8, X8
+	VCVTPH2PS      X8, Y8
+	VMULPS         constant2<>+0(SB), Y8, Y8
+	VMULPS         Y7, Y8, Y8
+	VPAND          constant0<>+0(SB), Y8, Y9
+	VCMPPS         $0x05, constant1<>+0(SB), Y9, Y9
+	VANDPS         Y9, Y8, Y8
+	VMULPS         32(DX), Y8, Y8
+	VADDPS         Y8, Y3, Y3
+	ADDQ           $+16, CX
+	ADDQ           $+16, BX
+	ADDQ           $+64, DX
+	SUBQ           $0x01, R8
+	JMP            slow
+
+slow_end:
+	JMP next
+
+// func floatsF8_128_2x2AVX2(a *floatArgs)
+// Requires: AVX, AVX2, CMOV, F16C
+TEXT ·floatsF8_128_2x2AVX2(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), BX
+	MOVQ   24(AX), SI
+	LEAQ   (DX)(SI*1), SI
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VPXOR  Y8, Y8, Y8
+	VPXOR  Y10, Y10, Y10
+	MOVQ   32(AX), DI
+
+block:
+	MOVQ           $+8, R8
+	CMPQ           DI, R8
+	CMOVQLT        DI, R8
+	SUBQ           R8, DI
+	MOVL           (CX), R9
+	ANDL           $0x7fffffff, R9
+	SUBL           $0x2b000000, R9
+	CMPL           R9, $0x46800000
+	JAE            any
+	MOVL           (BX), R9
+	ANDL           $0x7fffffff, R9
+	SUBL           $0x2b000000, R9
+	CMPL           R9, $0x46800000
+	JAE            any
+	VBROADCASTSS   (CX), Y9
+	VMULPS         constant2<>+0(SB), Y9, Y9
+	ADDQ           $0x04, CX
+	VBROADCASTSS   (BX), Y11
+	VMULPS         constant2<>+0(SB), Y11, Y11
+	ADDQ           $0x04, BX
+	CMPQ           R8, $0x08
+	JNE            one
+	VBROADCASTI128 (CX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y8, Y8
+	VPMOVSXBW      (CX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y9, Y13, Y13
+	VMULPS         (DX), Y13, Y14
+	VADDPS         Y14, Y0, Y0
+	VMULPS         (SI), Y13, Y13
+	VADDPS         Y13, Y2, Y2
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y9, Y12, Y12
+	VMULPS         32(DX), Y12, Y13
+	VADDPS         Y13, Y1, Y1
+	VMULPS         32(SI), Y12, Y12
+	VADDPS         Y12, Y3, Y3
+	VBROADCASTI128 (BX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y10, Y10
+	VPMOVSXBW      (BX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y11, Y13, Y13
+	VMULPS         (DX), Y13, Y14
+	VADDPS         Y14, Y4, Y4
+	VMULPS         (SI), Y13, Y13
+	VADDPS         Y13, Y6, Y6
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y11, Y12, Y12
+	VMULPS         32(DX), Y12, Y13
+	VADDPS         Y13, Y5, Y5
+	VMULPS         32(SI), Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VBROADCASTI128 16(CX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y8, Y8
+	VPMOVSXBW      16(CX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y9, Y13, Y13
+	VMULPS         64(DX), Y13, Y14
+	VADDPS         Y14, Y0, Y0
+	VMULPS         64(SI), Y13, Y13
+	VADDPS         Y13, Y2, Y2
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y9, Y12, Y12
+	VMULPS         96(DX), Y12, Y13
+	VADDPS         Y13, Y1, Y1
+	VMULPS         96(SI), Y12, Y12
+	VADDPS         Y12, Y3, Y3
+	VBROADCASTI128 16(BX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y10, Y10
+	VPMOVSXBW      16(BX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y11, Y13, Y13
+	VMULPS         64(DX), Y13, Y14
+	VADDPS         Y14, Y4, Y4
+	VMULPS         64(SI), Y13, Y13
+	VADDPS         Y13, Y6, Y6
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y11, Y12, Y12
+	VMULPS         96(DX), Y12, Y13
+	VADDPS         Y13, Y5, Y5
+	VMULPS         96(SI), Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VBROADCASTI128 32(CX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y8, Y8
+	VPMOVSXBW      32(CX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y9, Y13, Y13
+	VMULPS         128(DX), Y13, Y14
+	VADDPS         Y14, Y0, Y0
+	VMULPS         128(SI), Y13, Y13
+	VADDPS         Y13, Y2, Y2
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y9, Y12, Y12
+	VMULPS         160(DX), Y12, Y13
+	VADDPS         Y13, Y1, Y1
+	VMULPS         160(SI), Y12, Y12
+	VADDPS         Y12, Y3, Y3
+	VBROADCASTI128 32(BX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y10, Y10
+	VPMOVSXBW      32(BX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y11, Y13, Y13
+	VMULPS         128(DX), Y13, Y14
+	VADDPS         Y14, Y4, Y4
+	VMULPS         128(SI), Y13, Y13
+	VADDPS         Y13, Y6, Y6
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y11, Y12, Y12
+	VMULPS         160(DX), Y12, Y13
+	VADDPS         Y13, Y5, Y5
+	VMULPS         160(SI), Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VBROADCASTI128 48(CX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y8, Y8
+	VPMOVSXBW      48(CX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y9, Y13, Y13
+	VMULPS         192(DX), Y13, Y14
+	VADDPS         Y14, Y0, Y0
+	VMULPS         192(SI), Y13, Y13
+	VADDPS         Y13, Y2, Y2
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y9, Y12, Y12
+	VMULPS         224(DX), Y12, Y13
+	VADDPS         Y13, Y1, Y1
+	VMULPS         224(SI), Y12, Y12
+	VADDPS         Y12, Y3, Y3
+	VBROADCASTI128 48(BX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y10, Y10
+	VPMOVSXBW      48(BX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y11, Y13, Y13
+	VMULPS         192(DX), Y13, Y14
+	VADDPS         Y14, Y4, Y4
+	VMULPS         192(SI), Y13, Y13
+	VADDPS         Y13, Y6, Y6
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y11, Y12, Y12
+	VMULPS         224(DX), Y12, Y13
+	VADDPS         Y13, Y5, Y5
+	VMULPS         224(SI), Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VBROADCASTI128 64(CX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y8, Y8
+	VPMOVSXBW      64(CX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y9, Y13, Y13
+	VMULPS         256(DX), Y13, Y14
+	VADDPS         Y14, Y0, Y0
+	VMULPS         256(SI), Y13, Y13
+	VADDPS         Y13, Y2, Y2
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y9, Y12, Y12
+	VMULPS         288(DX), Y12, Y13
+	VADDPS         Y13, Y1, Y1
+	VMULPS         288(SI), Y12, Y12
+	VADDPS         Y12, Y3, Y3
+	VBROADCASTI128 64(BX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y10, Y10
+	VPMOVSXBW      64(BX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y11, Y13, Y13
+	VMULPS         256(DX), Y13, Y14
+	VADDPS         Y14, Y4, Y4
+	VMULPS         256(SI), Y13, Y13
+	VADDPS         Y13, Y6, Y6
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y11, Y12, Y12
+	VMULPS         288(DX), Y12, Y13
+	VADDPS         Y13, Y5, Y5
+	VMULPS         288(SI), Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VBROADCASTI128 80(CX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y8, Y8
+	VPMOVSXBW      80(CX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y9, Y13, Y13
+	VMULPS         320(DX), Y13, Y14
+	VADDPS         Y14, Y0, Y0
+	VMULPS         320(SI), Y13, Y13
+	VADDPS         Y13, Y2, Y2
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y9, Y12, Y12
+	VMULPS         352(DX), Y12, Y13
+	VADDPS         Y13, Y1, Y1
+	VMULPS         352(SI), Y12, Y12
+	VADDPS         Y12, Y3, Y3
+	VBROADCASTI128 80(BX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y10, Y10
+	VPMOVSXBW      80(BX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y11, Y13, Y13
+	VMULPS         320(DX), Y13, Y14
+	VADDPS         Y14, Y4, Y4
+	VMULPS         320(SI), Y13, Y13
+	VADDPS         Y13, Y6, Y6
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y11, Y12, Y12
+	VMULPS         352(DX), Y12, Y13
+	VADDPS         Y13, Y5, Y5
+	VMULPS         352(SI), Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VBROADCASTI128 96(CX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y8, Y8
+	VPMOVSXBW      96(CX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y9, Y13, Y13
+	VMULPS         384(DX), Y13, Y14
+	VADDPS         Y14, Y0, Y0
+	VMULPS         384(SI), Y13, Y13
+	VADDPS         Y13, Y2, Y2
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y9, Y12, Y12
+	VMULPS         416(DX), Y12, Y13
+	VADDPS         Y13, Y1, Y1
+	VMULPS         416(SI), Y12, Y12
+	VADDPS         Y12, Y3, Y3
+	VBROADCASTI128 96(BX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y10, Y10
+	VPMOVSXBW      96(BX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y11, Y13, Y13
+	VMULPS         384(DX), Y13, Y14
+	VADDPS         Y14, Y4, Y4
+	VMULPS         384(SI), Y13, Y13
+	VADDPS         Y13, Y6, Y6
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y11, Y12, Y12
+	VMULPS         416(DX), Y12, Y13
+	VADDPS         Y13, Y5, Y5
+	VMULPS         416(SI), Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VBROADCASTI128 112(CX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y8, Y8
+	VPMOVSXBW      112(CX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y9, Y13, Y13
+	VMULPS         448(DX), Y13, Y14
+	VADDPS         Y14, Y0, Y0
+	VMULPS         448(SI), Y13, Y13
+	VADDPS         Y13, Y2, Y2
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y9, Y12, Y12
+	VMULPS         480(DX), Y12, Y9
+	VADDPS         Y9, Y1, Y1
+	VMULPS         480(SI), Y12, Y9
+	VADDPS         Y9, Y3, Y3
+	VBROADCASTI128 112(BX), Y9
+	VPAND          constant3<>+0(SB), Y9, Y9
+	VPMAXUB        Y9, Y10, Y10
+	VPMOVSXBW      112(BX), Y9
+	VPSLLW         $0x07, Y9, Y9
+	VPAND          constant4<>+0(SB), Y9, Y9
+	VCVTPH2PS      X9, Y12
+	VMULPS         Y11, Y12, Y12
+	VMULPS         448(DX), Y12, Y13
+	VADDPS         Y13, Y4, Y4
+	VMULPS         448(SI), Y12, Y12
+	VADDPS         Y12, Y6, Y6
+	VEXTRACTI128   $0x01, Y9, X9
+	VCVTPH2PS      X9, Y9
+	VMULPS         Y11, Y9, Y9
+	VMULPS         480(DX), Y9, Y11
+	VADDPS         Y11, Y5, Y5
+	VMULPS         480(SI), Y9, Y9
+	VADDPS         Y9, Y7, Y7
+	ADDQ           $+128, CX
+	ADDQ           $+128, BX
+	ADDQ           $+512, DX
+	ADDQ           $+512, SI
+	JMP            next
+
+one:
+	CMPQ           R8, $0x01
+	JLT            one_end
+	VBROADCASTI128 (CX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y8, Y8
+	VPMOVSXBW      (CX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y9, Y13, Y13
+	VMULPS         (DX), Y13, Y14
+	VADDPS         Y14, Y0, Y0
+	VMULPS         (SI), Y13, Y13
+	VADDPS         Y13, Y2, Y2
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y9, Y12, Y12
+	VMULPS         32(DX), Y12, Y13
+	VADDPS         Y13, Y1, Y1
+	VMULPS         32(SI), Y12, Y12
+	VADDPS         Y12, Y3, Y3
+	VBROADCASTI128 (BX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y10, Y10
+	VPMOVSXBW      (BX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         Y11, Y13, Y13
+	VMULPS         (DX), Y13, Y14
+	VADDPS         Y14, Y4, Y4
+	VMULPS         (SI), Y13, Y13
+	VADDPS         Y13, Y6, Y6
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         Y11, Y12, Y12
+	VMULPS         32(DX), Y12, Y13
+	VADDPS         Y13, Y5, Y5
+	VMULPS         32(SI), Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	ADDQ           $+16, CX
+	ADDQ           $+16, BX
+	ADDQ           $+64, DX
+	ADDQ           $+64, SI
+	SUBQ           $0x01, R8
+	JMP            one
+
+one_end:
+next:
+	TESTQ        DI, DI
+	JNZ          block
+	MOVQ         40(AX), AX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDSS       X1, X0, X0
+	VMOVSS       X0, (AX)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDSS       X0, X2, X2
+	VMOVSS       X2, 4(AX)
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X0
+	VADDPS       X0, X4, X4
+	VMOVHLPS     X4, X4, X0
+	VADDPS       X0, X4, X4
+	VMOVSHDUP    X4, X0
+	VADDSS       X0, X4, X4
+	VMOVSS       X4, 8(AX)
+	VADDPS       Y7, Y6, Y6
+	VEXTRACTF128 $0x01, Y6, X0
+	VADDPS       X0, X6, X6
+	VMOVHLPS     X6, X6, X0
+	VADDPS       X0, X6, X6
+	VMOVSHDUP    X6, X0
+	VADDSS       X0, X6, X6
+	VMOVSS       X6, 12(AX)
+	VPCMPEQB     constant3<>+0(SB), Y8, Y8
+	VPMOVMSKB    Y8, R9
+	TESTL        R9, R9
+	JZ           number0
+	MOVL         $0x7fc00000, (AX)
+	MOVL         $0x7fc00000, 4(AX)
+
+number0:
+	VPCMPEQB  constant3<>+0(SB), Y10, Y10
+	VPMOVMSKB Y10, R9
+	TESTL     R9, R9
+	JZ        number1
+	MOVL      $0x7fc00000, 8(AX)
+	MOVL      $0x7fc00000, 12(AX)
+
+number1:
+	VZEROUPPER
+	RET
+
+any:
+	VBROADCASTSS (CX), Y9
+	VPAND        constant0<>+0(SB), Y9, Y11
+	VPCMPGTD     constant5<>+0(SB), Y11, Y11
+	VPAND        Y11, Y9, Y9
+	ADDQ         $0x04, CX
+	VBROADCASTSS (BX), Y11
+	VPAND        constant0<>+0(SB), Y11, Y12
+	VPCMPGTD     constant5<>+0(SB), Y12, Y12
+	VPAND        Y12, Y11, Y11
+	ADDQ         $0x04, BX
+
+slow:
+	CMPQ           R8, $0x01
+	JLT            slow_end
+	VBROADCASTI128 (CX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y8, Y8
+	VPMOVSXBW      (CX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         constant2<>+0(SB), Y13, Y13
+	VMULPS         Y9, Y13, Y13
+	VPAND          constant0<>+0(SB), Y13, Y14
+	VCMPPS         $0x05, constant1<>+0(SB), Y14, Y14
+	VANDPS         Y14, Y13, Y13
+	VMULPS         (DX), Y13, Y14
+	VADDPS         Y14, Y0, Y0
+	VMULPS         (SI), Y13, Y13
+	VADDPS         Y13, Y2, Y2
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         constant2<>+0(SB), Y12, Y12
+	VMULPS         Y9, Y12, Y12
+	VPAND          constant0<>+0(SB), Y12, Y13
+	VCMPPS         $0x05, constant1<>+0(SB), Y13, Y13
+	VANDPS         Y13, Y12, Y12
+	VMULPS         32(DX), Y12, Y13
+	VADDPS         Y13, Y1, Y1
+	VMULPS         32(SI), Y12, Y12
+	VADDPS         Y12, Y3, Y3
+	VBROADCASTI128 (BX), Y12
+	VPAND          constant3<>+0(SB), Y12, Y12
+	VPMAXUB        Y12, Y10, Y10
+	VPMOVSXBW      (BX), Y12
+	VPSLLW         $0x07, Y12, Y12
+	VPAND          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS      X12, Y13
+	VMULPS         constant2<>+0(SB), Y13, Y13
+	VMULPS         Y11, Y13, Y13
+	VPAND          constant0<>+0(SB), Y13, Y14
+	VCMPPS         $0x05, constant1<>+0(SB), Y14, Y14
+	VANDPS         Y14, Y13, Y13
+	VMULPS         (DX), Y13, Y14
+	VADDPS         Y14, Y4, Y4
+	VMULPS         (SI), Y13, Y13
+	VADDPS         Y13, Y6, Y6
+	VEXTRACTI128   $0x01, Y12, X12
+	VCVTPH2PS      X12, Y12
+	VMULPS         constant2<>+0(SB), Y12, Y12
+	VMULPS         Y11, Y12, Y12
+	VPAND          constant0<>+0(SB), Y12, Y13
+	VCMPPS         $0x05, constant1<>+0(SB), Y13, Y13
+	VANDPS         Y13, Y12, Y12
+	VMULPS         32(DX), Y12, Y13
+	VADDPS         Y13, Y5, Y5
+	VMULPS         32(SI), Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	ADDQ           $+16, CX
+	ADDQ           $+16, BX
+	ADDQ           $+64, DX
+	ADDQ           $+64, SI
+	SUBQ           $0x01, R8
+	JMP            slow
+
+slow_end:
+	JMP next
+
 // func floatsF32_1x1AVX512(a *floatArgs)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
 TEXT ·floatsF32_1x1AVX512(SB), NOSPLIT, $0-8
@@ -1002,7 +2559,7 @@ run:
 	PREFETCHT0 4096(CX)
 	VMOVDQU32  (CX), Z1
 	VPSLLD     $0x01, Z1, Z2
-	VPCMPUD    $0x05, constant2<>+0(SB), Z2, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z2, K1
 	VMULPS.Z   (DX), Z1, K1, Z1
 	VADDPS     Z1, Z0, Z0
 	ADDQ       $0x40, CX
@@ -1024,15 +2581,15 @@ run_end:
 	VZEROUPPER
 	RET
 
-DATA constant2<>+0(SB)/8, $0x4d0000004d000000
-DATA constant2<>+8(SB)/8, $0x4d0000004d000000
-DATA constant2<>+16(SB)/8, $0x4d0000004d000000
-DATA constant2<>+24(SB)/8, $0x4d0000004d000000
-DATA constant2<>+32(SB)/8, $0x4d0000004d000000
-DATA constant2<>+40(SB)/8, $0x4d0000004d000000
-DATA constant2<>+48(SB)/8, $0x4d0000004d000000
-DATA constant2<>+56(SB)/8, $0x4d0000004d000000
-GLOBL constant2<>(SB), RODATA|NOPTR, $64
+DATA constant6<>+0(SB)/8, $0x4d0000004d000000
+DATA constant6<>+8(SB)/8, $0x4d0000004d000000
+DATA constant6<>+16(SB)/8, $0x4d0000004d000000
+DATA constant6<>+24(SB)/8, $0x4d0000004d000000
+DATA constant6<>+32(SB)/8, $0x4d0000004d000000
+DATA constant6<>+40(SB)/8, $0x4d0000004d000000
+DATA constant6<>+48(SB)/8, $0x4d0000004d000000
+DATA constant6<>+56(SB)/8, $0x4d0000004d000000
+GLOBL constant6<>(SB), RODATA|NOPTR, $64
 
 // func floatsF32_1x4AVX512(a *floatArgs)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+
@@ -1056,7 +2613,7 @@ run:
 	PREFETCHT0 4096(CX)
 	VMOVDQU32  (CX), Z4
 	VPSLLD     $0x01, Z4, Z5
-	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z5, K1
 	VMULPS.Z   (DX), Z4, K1, Z5
 	VADDPS     Z5, Z0, Z0
 	VMULPS.Z   (SI), Z4, K1, Z5
@@ -1136,28 +2693,28 @@ run:
 	PREFETCHT0 4096(CX)
 	VMOVDQU32  (CX), Z4
 	VPSLLD     $0x01, Z4, Z5
-	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z5, K1
 	VMULPS.Z   (DX), Z4, K1, Z4
 	VADDPS     Z4, Z0, Z0
 	ADDQ       $0x40, CX
 	PREFETCHT0 4096(SI)
 	VMOVDQU32  (SI), Z4
 	VPSLLD     $0x01, Z4, Z5
-	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z5, K1
 	VMULPS.Z   (DX), Z4, K1, Z4
 	VADDPS     Z4, Z1, Z1
 	ADDQ       $0x40, SI
 	PREFETCHT0 4096(DI)
 	VMOVDQU32  (DI), Z4
 	VPSLLD     $0x01, Z4, Z5
-	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z5, K1
 	VMULPS.Z   (DX), Z4, K1, Z4
 	VADDPS     Z4, Z2, Z2
 	ADDQ       $0x40, DI
 	PREFETCHT0 4096(BX)
 	VMOVDQU32  (BX), Z4
 	VPSLLD     $0x01, Z4, Z5
-	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z5, K1
 	VMULPS.Z   (DX), Z4, K1, Z4
 	VADDPS     Z4, Z3, Z3
 	ADDQ       $0x40, BX
@@ -1243,7 +2800,7 @@ run:
 	JLT       run_end
 	VMOVDQU32 (CX), Z16
 	VPSLLD    $0x01, Z16, Z17
-	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VPCMPUD   $0x05, constant6<>+0(SB), Z17, K1
 	VMULPS.Z  (DX), Z16, K1, Z17
 	VADDPS    Z17, Z0, Z0
 	VMULPS.Z  (R9), Z16, K1, Z17
@@ -1255,7 +2812,7 @@ run:
 	ADDQ      $0x40, CX
 	VMOVDQU32 (SI), Z16
 	VPSLLD    $0x01, Z16, Z17
-	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VPCMPUD   $0x05, constant6<>+0(SB), Z17, K1
 	VMULPS.Z  (DX), Z16, K1, Z17
 	VADDPS    Z17, Z4, Z4
 	VMULPS.Z  (R9), Z16, K1, Z17
@@ -1267,7 +2824,7 @@ run:
 	ADDQ      $0x40, SI
 	VMOVDQU32 (DI), Z16
 	VPSLLD    $0x01, Z16, Z17
-	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VPCMPUD   $0x05, constant6<>+0(SB), Z17, K1
 	VMULPS.Z  (DX), Z16, K1, Z17
 	VADDPS    Z17, Z8, Z8
 	VMULPS.Z  (R9), Z16, K1, Z17
@@ -1279,7 +2836,7 @@ run:
 	ADDQ      $0x40, DI
 	VMOVDQU32 (BX), Z16
 	VPSLLD    $0x01, Z16, Z17
-	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VPCMPUD   $0x05, constant6<>+0(SB), Z17, K1
 	VMULPS.Z  (DX), Z16, K1, Z17
 	VADDPS    Z17, Z12, Z12
 	VMULPS.Z  (R9), Z16, K1, Z17
@@ -1889,7 +3446,7 @@ run:
 	VPMOVZXWD  (CX), Z1
 	VPSLLD     $0x10, Z1, Z1
 	VPSLLD     $0x01, Z1, Z2
-	VPCMPUD    $0x05, constant2<>+0(SB), Z2, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z2, K1
 	VMULPS.Z   (DX), Z1, K1, Z1
 	VADDPS     Z1, Z0, Z0
 	ADDQ       $0x20, CX
@@ -1934,7 +3491,7 @@ run:
 	VPMOVZXWD  (CX), Z4
 	VPSLLD     $0x10, Z4, Z4
 	VPSLLD     $0x01, Z4, Z5
-	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z5, K1
 	VMULPS.Z   (DX), Z4, K1, Z5
 	VADDPS     Z5, Z0, Z0
 	VMULPS.Z   (SI), Z4, K1, Z5
@@ -2015,7 +3572,7 @@ run:
 	VPMOVZXWD  (CX), Z4
 	VPSLLD     $0x10, Z4, Z4
 	VPSLLD     $0x01, Z4, Z5
-	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z5, K1
 	VMULPS.Z   (DX), Z4, K1, Z4
 	VADDPS     Z4, Z0, Z0
 	ADDQ       $0x20, CX
@@ -2023,7 +3580,7 @@ run:
 	VPMOVZXWD  (SI), Z4
 	VPSLLD     $0x10, Z4, Z4
 	VPSLLD     $0x01, Z4, Z5
-	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z5, K1
 	VMULPS.Z   (DX), Z4, K1, Z4
 	VADDPS     Z4, Z1, Z1
 	ADDQ       $0x20, SI
@@ -2031,7 +3588,7 @@ run:
 	VPMOVZXWD  (DI), Z4
 	VPSLLD     $0x10, Z4, Z4
 	VPSLLD     $0x01, Z4, Z5
-	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z5, K1
 	VMULPS.Z   (DX), Z4, K1, Z4
 	VADDPS     Z4, Z2, Z2
 	ADDQ       $0x20, DI
@@ -2039,7 +3596,7 @@ run:
 	VPMOVZXWD  (BX), Z4
 	VPSLLD     $0x10, Z4, Z4
 	VPSLLD     $0x01, Z4, Z5
-	VPCMPUD    $0x05, constant2<>+0(SB), Z5, K1
+	VPCMPUD    $0x05, constant6<>+0(SB), Z5, K1
 	VMULPS.Z   (DX), Z4, K1, Z4
 	VADDPS     Z4, Z3, Z3
 	ADDQ       $0x20, BX
@@ -2126,7 +3683,7 @@ run:
 	VPMOVZXWD (CX), Z16
 	VPSLLD    $0x10, Z16, Z16
 	VPSLLD    $0x01, Z16, Z17
-	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VPCMPUD   $0x05, constant6<>+0(SB), Z17, K1
 	VMULPS.Z  (DX), Z16, K1, Z17
 	VADDPS    Z17, Z0, Z0
 	VMULPS.Z  (R9), Z16, K1, Z17
@@ -2139,7 +3696,7 @@ run:
 	VPMOVZXWD (SI), Z16
 	VPSLLD    $0x10, Z16, Z16
 	VPSLLD    $0x01, Z16, Z17
-	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VPCMPUD   $0x05, constant6<>+0(SB), Z17, K1
 	VMULPS.Z  (DX), Z16, K1, Z17
 	VADDPS    Z17, Z4, Z4
 	VMULPS.Z  (R9), Z16, K1, Z17
@@ -2152,7 +3709,7 @@ run:
 	VPMOVZXWD (DI), Z16
 	VPSLLD    $0x10, Z16, Z16
 	VPSLLD    $0x01, Z16, Z17
-	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VPCMPUD   $0x05, constant6<>+0(SB), Z17, K1
 	VMULPS.Z  (DX), Z16, K1, Z17
 	VADDPS    Z17, Z8, Z8
 	VMULPS.Z  (R9), Z16, K1, Z17
@@ -2165,7 +3722,7 @@ run:
 	VPMOVZXWD (BX), Z16
 	VPSLLD    $0x10, Z16, Z16
 	VPSLLD    $0x01, Z16, Z17
-	VPCMPUD   $0x05, constant2<>+0(SB), Z17, K1
+	VPCMPUD   $0x05, constant6<>+0(SB), Z17, K1
 	VMULPS.Z  (DX), Z16, K1, Z17
 	VADDPS    Z17, Z12, Z12
 	VMULPS.Z  (R9), Z16, K1, Z17
@@ -2330,3 +3887,1888 @@ run_end:
 	VMOVSS        X15, 60(AX)
 	VZEROUPPER
 	RET
+
+// func floatsF8_128_1x1AVX512(a *floatArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, CMOV, MMX+
+TEXT ·floatsF8_128_1x1AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z2, Z2, Z2
+	MOVQ   32(AX), BX
+
+block:
+	MOVQ          $+8, SI
+	CMPQ          BX, SI
+	CMOVQLT       BX, SI
+	SUBQ          SI, BX
+	MOVL          (CX), DI
+	ANDL          $0x7fffffff, DI
+	SUBL          $0x2b000000, DI
+	CMPL          DI, $0x46800000
+	JAE           any
+	VBROADCASTSS  (CX), Z1
+	VMULPS        constant2<>+0(SB), Z1, Z1
+	ADDQ          $0x04, CX
+	CMPQ          SI, $0x08
+	JNE           one
+	PREFETCHT0    4096(CX)
+	VMOVDQU32     (CX), Y3
+	VPANDD        constant3<>+0(SB), Y3, Y3
+	VPMAXUB       Y3, Y2, Y2
+	VPMOVSXBW     (CX), Z3
+	VPSLLW        $0x07, Z3, Z3
+	VPANDD        constant4<>+0(SB), Z3, Z3
+	VCVTPH2PS     Y3, Z4
+	VMULPS        Z1, Z4, Z4
+	VMULPS        (DX), Z4, Z4
+	VADDPS        Z4, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z3, Y3
+	VCVTPH2PS     Y3, Z3
+	VMULPS        Z1, Z3, Z3
+	VMULPS        64(DX), Z3, Z3
+	VADDPS        Z3, Z0, Z0
+	VMOVDQU32     32(CX), Y3
+	VPANDD        constant3<>+0(SB), Y3, Y3
+	VPMAXUB       Y3, Y2, Y2
+	VPMOVSXBW     32(CX), Z3
+	VPSLLW        $0x07, Z3, Z3
+	VPANDD        constant4<>+0(SB), Z3, Z3
+	VCVTPH2PS     Y3, Z4
+	VMULPS        Z1, Z4, Z4
+	VMULPS        128(DX), Z4, Z4
+	VADDPS        Z4, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z3, Y3
+	VCVTPH2PS     Y3, Z3
+	VMULPS        Z1, Z3, Z3
+	VMULPS        192(DX), Z3, Z3
+	VADDPS        Z3, Z0, Z0
+	PREFETCHT0    4160(CX)
+	VMOVDQU32     64(CX), Y3
+	VPANDD        constant3<>+0(SB), Y3, Y3
+	VPMAXUB       Y3, Y2, Y2
+	VPMOVSXBW     64(CX), Z3
+	VPSLLW        $0x07, Z3, Z3
+	VPANDD        constant4<>+0(SB), Z3, Z3
+	VCVTPH2PS     Y3, Z4
+	VMULPS        Z1, Z4, Z4
+	VMULPS        256(DX), Z4, Z4
+	VADDPS        Z4, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z3, Y3
+	VCVTPH2PS     Y3, Z3
+	VMULPS        Z1, Z3, Z3
+	VMULPS        320(DX), Z3, Z3
+	VADDPS        Z3, Z0, Z0
+	VMOVDQU32     96(CX), Y3
+	VPANDD        constant3<>+0(SB), Y3, Y3
+	VPMAXUB       Y3, Y2, Y2
+	VPMOVSXBW     96(CX), Z3
+	VPSLLW        $0x07, Z3, Z3
+	VPANDD        constant4<>+0(SB), Z3, Z3
+	VCVTPH2PS     Y3, Z4
+	VMULPS        Z1, Z4, Z4
+	VMULPS        384(DX), Z4, Z4
+	VADDPS        Z4, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z3, Y3
+	VCVTPH2PS     Y3, Z3
+	VMULPS        Z1, Z3, Z3
+	VMULPS        448(DX), Z3, Z1
+	VADDPS        Z1, Z0, Z0
+	ADDQ          $+128, CX
+	ADDQ          $+512, DX
+	JMP           next
+
+one:
+	CMPQ            SI, $0x01
+	JLT             one_end
+	PREFETCHT0      4096(CX)
+	VBROADCASTI32X4 (CX), Y3
+	VPANDD          constant3<>+0(SB), Y3, Y3
+	VPMAXUB         Y3, Y2, Y2
+	VPMOVSXBW       (CX), Y3
+	VPSLLW          $0x07, Y3, Y3
+	VPANDD          constant4<>+0(SB), Y3, Y3
+	VCVTPH2PS       Y3, Z3
+	VMULPS          Z1, Z3, Z3
+	VMULPS          (DX), Z3, Z3
+	VADDPS          Z3, Z0, Z0
+	ADDQ            $+16, CX
+	ADDQ            $+64, DX
+	SUBQ            $0x01, SI
+	JMP             one
+
+one_end:
+next:
+	TESTQ         BX, BX
+	JNZ           block
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y1
+	VADDPS        Y1, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X1
+	VADDPS        X1, X0, X0
+	VMOVHLPS      X0, X0, X1
+	VADDPS        X1, X0, X0
+	VMOVSHDUP     X0, X1
+	VADDSS        X1, X0, X0
+	VMOVSS        X0, (AX)
+	VPCMPEQB      constant3<>+0(SB), Y2, K1
+	KMOVD         K1, DI
+	TESTL         DI, DI
+	JZ            number0
+	MOVL          $0x7fc00000, (AX)
+
+number0:
+	VZEROUPPER
+	RET
+
+any:
+	VBROADCASTSS (CX), Z1
+	VPSLLD       $0x01, Z1, Z3
+	VPCMPUD      $0x05, constant7<>+0(SB), Z3, K1
+	VMOVAPS.Z    Z1, K1, Z1
+	ADDQ         $0x04, CX
+
+slow:
+	CMPQ            SI, $0x01
+	JLT             slow_end
+	PREFETCHT0      4096(CX)
+	VBROADCASTI32X4 (CX), Y3
+	VPANDD          constant3<>+0(SB), Y3, Y3
+	VPMAXUB         Y3, Y2, Y2
+	VPMOVSXBW       (CX), Y3
+	VPSLLW          $0x07, Y3, Y3
+	VPANDD          constant4<>+0(SB), Y3, Y3
+	VCVTPH2PS       Y3, Z3
+	VMULPS          constant2<>+0(SB), Z3, Z3
+	VMULPS          Z1, Z3, Z3
+	VPSLLD          $0x01, Z3, Z4
+	VPCMPUD         $0x05, constant6<>+0(SB), Z4, K1
+	VMULPS.Z        (DX), Z3, K1, Z3
+	VADDPS          Z3, Z0, Z0
+	ADDQ            $+16, CX
+	ADDQ            $+64, DX
+	SUBQ            $0x01, SI
+	JMP             slow
+
+slow_end:
+	JMP next
+
+DATA constant7<>+0(SB)/8, $0x5200000052000000
+DATA constant7<>+8(SB)/8, $0x5200000052000000
+DATA constant7<>+16(SB)/8, $0x5200000052000000
+DATA constant7<>+24(SB)/8, $0x5200000052000000
+DATA constant7<>+32(SB)/8, $0x5200000052000000
+DATA constant7<>+40(SB)/8, $0x5200000052000000
+DATA constant7<>+48(SB)/8, $0x5200000052000000
+DATA constant7<>+56(SB)/8, $0x5200000052000000
+GLOBL constant7<>(SB), RODATA|NOPTR, $64
+
+// func floatsF8_128_1x4AVX512(a *floatArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, CMOV, MMX+
+TEXT ·floatsF8_128_1x4AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   24(AX), BX
+	LEAQ   (DX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z5, Z5, Z5
+	MOVQ   32(AX), R8
+
+block:
+	MOVQ          $+8, R9
+	CMPQ          R8, R9
+	CMOVQLT       R8, R9
+	SUBQ          R9, R8
+	MOVL          (CX), R10
+	ANDL          $0x7fffffff, R10
+	SUBL          $0x2b000000, R10
+	CMPL          R10, $0x46800000
+	JAE           any
+	VBROADCASTSS  (CX), Z4
+	VMULPS        constant2<>+0(SB), Z4, Z4
+	ADDQ          $0x04, CX
+	CMPQ          R9, $0x08
+	JNE           one
+	PREFETCHT0    4096(CX)
+	VMOVDQU32     (CX), Y6
+	VPANDD        constant3<>+0(SB), Y6, Y6
+	VPMAXUB       Y6, Y5, Y5
+	VPMOVSXBW     (CX), Z6
+	VPSLLW        $0x07, Z6, Z6
+	VPANDD        constant4<>+0(SB), Z6, Z6
+	VCVTPH2PS     Y6, Z7
+	VMULPS        Z4, Z7, Z7
+	VMULPS        (DX), Z7, Z8
+	VADDPS        Z8, Z0, Z0
+	VMULPS        (SI), Z7, Z8
+	VADDPS        Z8, Z1, Z1
+	VMULPS        (DI), Z7, Z8
+	VADDPS        Z8, Z2, Z2
+	VMULPS        (BX), Z7, Z7
+	VADDPS        Z7, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z6, Y6
+	VCVTPH2PS     Y6, Z6
+	VMULPS        Z4, Z6, Z6
+	VMULPS        64(DX), Z6, Z7
+	VADDPS        Z7, Z0, Z0
+	VMULPS        64(SI), Z6, Z7
+	VADDPS        Z7, Z1, Z1
+	VMULPS        64(DI), Z6, Z7
+	VADDPS        Z7, Z2, Z2
+	VMULPS        64(BX), Z6, Z6
+	VADDPS        Z6, Z3, Z3
+	VMOVDQU32     32(CX), Y6
+	VPANDD        constant3<>+0(SB), Y6, Y6
+	VPMAXUB       Y6, Y5, Y5
+	VPMOVSXBW     32(CX), Z6
+	VPSLLW        $0x07, Z6, Z6
+	VPANDD        constant4<>+0(SB), Z6, Z6
+	VCVTPH2PS     Y6, Z7
+	VMULPS        Z4, Z7, Z7
+	VMULPS        128(DX), Z7, Z8
+	VADDPS        Z8, Z0, Z0
+	VMULPS        128(SI), Z7, Z8
+	VADDPS        Z8, Z1, Z1
+	VMULPS        128(DI), Z7, Z8
+	VADDPS        Z8, Z2, Z2
+	VMULPS        128(BX), Z7, Z7
+	VADDPS        Z7, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z6, Y6
+	VCVTPH2PS     Y6, Z6
+	VMULPS        Z4, Z6, Z6
+	VMULPS        192(DX), Z6, Z7
+	VADDPS        Z7, Z0, Z0
+	VMULPS        192(SI), Z6, Z7
+	VADDPS        Z7, Z1, Z1
+	VMULPS        192(DI), Z6, Z7
+	VADDPS        Z7, Z2, Z2
+	VMULPS        192(BX), Z6, Z6
+	VADDPS        Z6, Z3, Z3
+	PREFETCHT0    4160(CX)
+	VMOVDQU32     64(CX), Y6
+	VPANDD        constant3<>+0(SB), Y6, Y6
+	VPMAXUB       Y6, Y5, Y5
+	VPMOVSXBW     64(CX), Z6
+	VPSLLW        $0x07, Z6, Z6
+	VPANDD        constant4<>+0(SB), Z6, Z6
+	VCVTPH2PS     Y6, Z7
+	VMULPS        Z4, Z7, Z7
+	VMULPS        256(DX), Z7, Z8
+	VADDPS        Z8, Z0, Z0
+	VMULPS        256(SI), Z7, Z8
+	VADDPS        Z8, Z1, Z1
+	VMULPS        256(DI), Z7, Z8
+	VADDPS        Z8, Z2, Z2
+	VMULPS        256(BX), Z7, Z7
+	VADDPS        Z7, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z6, Y6
+	VCVTPH2PS     Y6, Z6
+	VMULPS        Z4, Z6, Z6
+	VMULPS        320(DX), Z6, Z7
+	VADDPS        Z7, Z0, Z0
+	VMULPS        320(SI), Z6, Z7
+	VADDPS        Z7, Z1, Z1
+	VMULPS        320(DI), Z6, Z7
+	VADDPS        Z7, Z2, Z2
+	VMULPS        320(BX), Z6, Z6
+	VADDPS        Z6, Z3, Z3
+	VMOVDQU32     96(CX), Y6
+	VPANDD        constant3<>+0(SB), Y6, Y6
+	VPMAXUB       Y6, Y5, Y5
+	VPMOVSXBW     96(CX), Z6
+	VPSLLW        $0x07, Z6, Z6
+	VPANDD        constant4<>+0(SB), Z6, Z6
+	VCVTPH2PS     Y6, Z7
+	VMULPS        Z4, Z7, Z7
+	VMULPS        384(DX), Z7, Z8
+	VADDPS        Z8, Z0, Z0
+	VMULPS        384(SI), Z7, Z8
+	VADDPS        Z8, Z1, Z1
+	VMULPS        384(DI), Z7, Z8
+	VADDPS        Z8, Z2, Z2
+	VMULPS        384(BX), Z7, Z7
+	VADDPS        Z7, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z6, Y6
+	VCVTPH2PS     Y6, Z6
+	VMULPS        Z4, Z6, Z6
+	VMULPS        448(DX), Z6, Z4
+	VADDPS        Z4, Z0, Z0
+	VMULPS        448(SI), Z6, Z4
+	VADDPS        Z4, Z1, Z1
+	VMULPS        448(DI), Z6, Z4
+	VADDPS        Z4, Z2, Z2
+	VMULPS        448(BX), Z6, Z4
+	VADDPS        Z4, Z3, Z3
+	ADDQ          $+128, CX
+	ADDQ          $+512, DX
+	ADDQ          $+512, SI
+	ADDQ          $+512, DI
+	ADDQ          $+512, BX
+	JMP           next
+
+one:
+	CMPQ            R9, $0x01
+	JLT             one_end
+	PREFETCHT0      4096(CX)
+	VBROADCASTI32X4 (CX), Y6
+	VPANDD          constant3<>+0(SB), Y6, Y6
+	VPMAXUB         Y6, Y5, Y5
+	VPMOVSXBW       (CX), Y6
+	VPSLLW          $0x07, Y6, Y6
+	VPANDD          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS       Y6, Z6
+	VMULPS          Z4, Z6, Z6
+	VMULPS          (DX), Z6, Z7
+	VADDPS          Z7, Z0, Z0
+	VMULPS          (SI), Z6, Z7
+	VADDPS          Z7, Z1, Z1
+	VMULPS          (DI), Z6, Z7
+	VADDPS          Z7, Z2, Z2
+	VMULPS          (BX), Z6, Z6
+	VADDPS          Z6, Z3, Z3
+	ADDQ            $+16, CX
+	ADDQ            $+64, DX
+	ADDQ            $+64, SI
+	ADDQ            $+64, DI
+	ADDQ            $+64, BX
+	SUBQ            $0x01, R9
+	JMP             one
+
+one_end:
+next:
+	TESTQ         R8, R8
+	JNZ           block
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VMOVHLPS      X0, X0, X4
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VPCMPEQB      constant3<>+0(SB), Y5, K1
+	KMOVD         K1, R10
+	TESTL         R10, R10
+	JZ            number0
+	MOVL          $0x7fc00000, (AX)
+	MOVL          $0x7fc00000, 4(AX)
+	MOVL          $0x7fc00000, 8(AX)
+	MOVL          $0x7fc00000, 12(AX)
+
+number0:
+	VZEROUPPER
+	RET
+
+any:
+	VBROADCASTSS (CX), Z4
+	VPSLLD       $0x01, Z4, Z6
+	VPCMPUD      $0x05, constant7<>+0(SB), Z6, K1
+	VMOVAPS.Z    Z4, K1, Z4
+	ADDQ         $0x04, CX
+
+slow:
+	CMPQ            R9, $0x01
+	JLT             slow_end
+	PREFETCHT0      4096(CX)
+	VBROADCASTI32X4 (CX), Y6
+	VPANDD          constant3<>+0(SB), Y6, Y6
+	VPMAXUB         Y6, Y5, Y5
+	VPMOVSXBW       (CX), Y6
+	VPSLLW          $0x07, Y6, Y6
+	VPANDD          constant4<>+0(SB), Y6, Y6
+	VCVTPH2PS       Y6, Z6
+	VMULPS          constant2<>+0(SB), Z6, Z6
+	VMULPS          Z4, Z6, Z6
+	VPSLLD          $0x01, Z6, Z7
+	VPCMPUD         $0x05, constant6<>+0(SB), Z7, K1
+	VMULPS.Z        (DX), Z6, K1, Z7
+	VADDPS          Z7, Z0, Z0
+	VMULPS.Z        (SI), Z6, K1, Z7
+	VADDPS          Z7, Z1, Z1
+	VMULPS.Z        (DI), Z6, K1, Z7
+	VADDPS          Z7, Z2, Z2
+	VMULPS.Z        (BX), Z6, K1, Z6
+	VADDPS          Z6, Z3, Z3
+	ADDQ            $+16, CX
+	ADDQ            $+64, DX
+	ADDQ            $+64, SI
+	ADDQ            $+64, DI
+	ADDQ            $+64, BX
+	SUBQ            $0x01, R9
+	JMP             slow
+
+slow_end:
+	JMP next
+
+// func floatsF8_128_4x1AVX512(a *floatArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, CMOV, MMX+
+TEXT ·floatsF8_128_4x1AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   8(AX), R8
+	IMUL3Q $0x04, R8, R8
+	VPXORD Z5, Z5, Z5
+	VPXORD Z7, Z7, Z7
+	VPXORD Z9, Z9, Z9
+	VPXORD Z11, Z11, Z11
+	MOVQ   32(AX), R9
+
+block:
+	MOVQ          $+8, R10
+	CMPQ          R9, R10
+	CMOVQLT       R9, R10
+	SUBQ          R10, R9
+	MOVL          (CX), R11
+	ANDL          $0x7fffffff, R11
+	SUBL          $0x2b000000, R11
+	CMPL          R11, $0x46800000
+	JAE           any
+	MOVL          (SI), R11
+	ANDL          $0x7fffffff, R11
+	SUBL          $0x2b000000, R11
+	CMPL          R11, $0x46800000
+	JAE           any
+	MOVL          (DI), R11
+	ANDL          $0x7fffffff, R11
+	SUBL          $0x2b000000, R11
+	CMPL          R11, $0x46800000
+	JAE           any
+	MOVL          (BX), R11
+	ANDL          $0x7fffffff, R11
+	SUBL          $0x2b000000, R11
+	CMPL          R11, $0x46800000
+	JAE           any
+	VBROADCASTSS  (CX), Z4
+	VMULPS        constant2<>+0(SB), Z4, Z4
+	ADDQ          $0x04, CX
+	VBROADCASTSS  (SI), Z6
+	VMULPS        constant2<>+0(SB), Z6, Z6
+	ADDQ          $0x04, SI
+	VBROADCASTSS  (DI), Z8
+	VMULPS        constant2<>+0(SB), Z8, Z8
+	ADDQ          $0x04, DI
+	VBROADCASTSS  (BX), Z10
+	VMULPS        constant2<>+0(SB), Z10, Z10
+	ADDQ          $0x04, BX
+	CMPQ          R10, $0x08
+	JNE           one
+	PREFETCHT0    (CX)(R8*1)
+	VMOVDQU32     (CX), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y5, Y5
+	VPMOVSXBW     (CX), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z4, Z13, Z13
+	VMULPS        (DX), Z13, Z13
+	VADDPS        Z13, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z4, Z12, Z12
+	VMULPS        64(DX), Z12, Z12
+	VADDPS        Z12, Z0, Z0
+	PREFETCHT0    (SI)(R8*1)
+	VMOVDQU32     (SI), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y7, Y7
+	VPMOVSXBW     (SI), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z6, Z13, Z13
+	VMULPS        (DX), Z13, Z13
+	VADDPS        Z13, Z1, Z1
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z6, Z12, Z12
+	VMULPS        64(DX), Z12, Z12
+	VADDPS        Z12, Z1, Z1
+	PREFETCHT0    (DI)(R8*1)
+	VMOVDQU32     (DI), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y9, Y9
+	VPMOVSXBW     (DI), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z8, Z13, Z13
+	VMULPS        (DX), Z13, Z13
+	VADDPS        Z13, Z2, Z2
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z8, Z12, Z12
+	VMULPS        64(DX), Z12, Z12
+	VADDPS        Z12, Z2, Z2
+	PREFETCHT0    (BX)(R8*1)
+	VMOVDQU32     (BX), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y11, Y11
+	VPMOVSXBW     (BX), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z10, Z13, Z13
+	VMULPS        (DX), Z13, Z13
+	VADDPS        Z13, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z10, Z12, Z12
+	VMULPS        64(DX), Z12, Z12
+	VADDPS        Z12, Z3, Z3
+	VMOVDQU32     32(CX), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y5, Y5
+	VPMOVSXBW     32(CX), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z4, Z13, Z13
+	VMULPS        128(DX), Z13, Z13
+	VADDPS        Z13, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z4, Z12, Z12
+	VMULPS        192(DX), Z12, Z12
+	VADDPS        Z12, Z0, Z0
+	VMOVDQU32     32(SI), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y7, Y7
+	VPMOVSXBW     32(SI), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z6, Z13, Z13
+	VMULPS        128(DX), Z13, Z13
+	VADDPS        Z13, Z1, Z1
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z6, Z12, Z12
+	VMULPS        192(DX), Z12, Z12
+	VADDPS        Z12, Z1, Z1
+	VMOVDQU32     32(DI), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y9, Y9
+	VPMOVSXBW     32(DI), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z8, Z13, Z13
+	VMULPS        128(DX), Z13, Z13
+	VADDPS        Z13, Z2, Z2
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z8, Z12, Z12
+	VMULPS        192(DX), Z12, Z12
+	VADDPS        Z12, Z2, Z2
+	VMOVDQU32     32(BX), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y11, Y11
+	VPMOVSXBW     32(BX), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z10, Z13, Z13
+	VMULPS        128(DX), Z13, Z13
+	VADDPS        Z13, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z10, Z12, Z12
+	VMULPS        192(DX), Z12, Z12
+	VADDPS        Z12, Z3, Z3
+	PREFETCHT0    64(CX)(R8*1)
+	VMOVDQU32     64(CX), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y5, Y5
+	VPMOVSXBW     64(CX), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z4, Z13, Z13
+	VMULPS        256(DX), Z13, Z13
+	VADDPS        Z13, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z4, Z12, Z12
+	VMULPS        320(DX), Z12, Z12
+	VADDPS        Z12, Z0, Z0
+	PREFETCHT0    64(SI)(R8*1)
+	VMOVDQU32     64(SI), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y7, Y7
+	VPMOVSXBW     64(SI), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z6, Z13, Z13
+	VMULPS        256(DX), Z13, Z13
+	VADDPS        Z13, Z1, Z1
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z6, Z12, Z12
+	VMULPS        320(DX), Z12, Z12
+	VADDPS        Z12, Z1, Z1
+	PREFETCHT0    64(DI)(R8*1)
+	VMOVDQU32     64(DI), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y9, Y9
+	VPMOVSXBW     64(DI), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z8, Z13, Z13
+	VMULPS        256(DX), Z13, Z13
+	VADDPS        Z13, Z2, Z2
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z8, Z12, Z12
+	VMULPS        320(DX), Z12, Z12
+	VADDPS        Z12, Z2, Z2
+	PREFETCHT0    64(BX)(R8*1)
+	VMOVDQU32     64(BX), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y11, Y11
+	VPMOVSXBW     64(BX), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z10, Z13, Z13
+	VMULPS        256(DX), Z13, Z13
+	VADDPS        Z13, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z10, Z12, Z12
+	VMULPS        320(DX), Z12, Z12
+	VADDPS        Z12, Z3, Z3
+	VMOVDQU32     96(CX), Y12
+	VPANDD        constant3<>+0(SB), Y12, Y12
+	VPMAXUB       Y12, Y5, Y5
+	VPMOVSXBW     96(CX), Z12
+	VPSLLW        $0x07, Z12, Z12
+	VPANDD        constant4<>+0(SB), Z12, Z12
+	VCVTPH2PS     Y12, Z13
+	VMULPS        Z4, Z13, Z13
+	VMULPS        384(DX), Z13, Z13
+	VADDPS        Z13, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z12, Y12
+	VCVTPH2PS     Y12, Z12
+	VMULPS        Z4, Z12, Z12
+	VMULPS        448(DX), Z12, Z4
+	VADDPS        Z4, Z0, Z0
+	VMOVDQU32     96(SI), Y4
+	VPANDD        constant3<>+0(SB), Y4, Y4
+	VPMAXUB       Y4, Y7, Y7
+	VPMOVSXBW     96(SI), Z4
+	VPSLLW        $0x07, Z4, Z4
+	VPANDD        constant4<>+0(SB), Z4, Z4
+	VCVTPH2PS     Y4, Z12
+	VMULPS        Z6, Z12, Z12
+	VMULPS        384(DX), Z12, Z12
+	VADDPS        Z12, Z1, Z1
+	VEXTRACTI64X4 $0x01, Z4, Y4
+	VCVTPH2PS     Y4, Z4
+	VMULPS        Z6, Z4, Z4
+	VMULPS        448(DX), Z4, Z4
+	VADDPS        Z4, Z1, Z1
+	VMOVDQU32     96(DI), Y4
+	VPANDD        constant3<>+0(SB), Y4, Y4
+	VPMAXUB       Y4, Y9, Y9
+	VPMOVSXBW     96(DI), Z4
+	VPSLLW        $0x07, Z4, Z4
+	VPANDD        constant4<>+0(SB), Z4, Z4
+	VCVTPH2PS     Y4, Z6
+	VMULPS        Z8, Z6, Z6
+	VMULPS        384(DX), Z6, Z6
+	VADDPS        Z6, Z2, Z2
+	VEXTRACTI64X4 $0x01, Z4, Y4
+	VCVTPH2PS     Y4, Z4
+	VMULPS        Z8, Z4, Z4
+	VMULPS        448(DX), Z4, Z4
+	VADDPS        Z4, Z2, Z2
+	VMOVDQU32     96(BX), Y4
+	VPANDD        constant3<>+0(SB), Y4, Y4
+	VPMAXUB       Y4, Y11, Y11
+	VPMOVSXBW     96(BX), Z4
+	VPSLLW        $0x07, Z4, Z4
+	VPANDD        constant4<>+0(SB), Z4, Z4
+	VCVTPH2PS     Y4, Z6
+	VMULPS        Z10, Z6, Z6
+	VMULPS        384(DX), Z6, Z6
+	VADDPS        Z6, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z4, Y4
+	VCVTPH2PS     Y4, Z4
+	VMULPS        Z10, Z4, Z4
+	VMULPS        448(DX), Z4, Z4
+	VADDPS        Z4, Z3, Z3
+	ADDQ          $+128, CX
+	ADDQ          $+128, SI
+	ADDQ          $+128, DI
+	ADDQ          $+128, BX
+	ADDQ          $+512, DX
+	JMP           next
+
+one:
+	CMPQ            R10, $0x01
+	JLT             one_end
+	PREFETCHT0      (CX)(R8*1)
+	VBROADCASTI32X4 (CX), Y12
+	VPANDD          constant3<>+0(SB), Y12, Y12
+	VPMAXUB         Y12, Y5, Y5
+	VPMOVSXBW       (CX), Y12
+	VPSLLW          $0x07, Y12, Y12
+	VPANDD          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS       Y12, Z12
+	VMULPS          Z4, Z12, Z12
+	VMULPS          (DX), Z12, Z12
+	VADDPS          Z12, Z0, Z0
+	PREFETCHT0      (SI)(R8*1)
+	VBROADCASTI32X4 (SI), Y12
+	VPANDD          constant3<>+0(SB), Y12, Y12
+	VPMAXUB         Y12, Y7, Y7
+	VPMOVSXBW       (SI), Y12
+	VPSLLW          $0x07, Y12, Y12
+	VPANDD          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS       Y12, Z12
+	VMULPS          Z6, Z12, Z12
+	VMULPS          (DX), Z12, Z12
+	VADDPS          Z12, Z1, Z1
+	PREFETCHT0      (DI)(R8*1)
+	VBROADCASTI32X4 (DI), Y12
+	VPANDD          constant3<>+0(SB), Y12, Y12
+	VPMAXUB         Y12, Y9, Y9
+	VPMOVSXBW       (DI), Y12
+	VPSLLW          $0x07, Y12, Y12
+	VPANDD          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS       Y12, Z12
+	VMULPS          Z8, Z12, Z12
+	VMULPS          (DX), Z12, Z12
+	VADDPS          Z12, Z2, Z2
+	PREFETCHT0      (BX)(R8*1)
+	VBROADCASTI32X4 (BX), Y12
+	VPANDD          constant3<>+0(SB), Y12, Y12
+	VPMAXUB         Y12, Y11, Y11
+	VPMOVSXBW       (BX), Y12
+	VPSLLW          $0x07, Y12, Y12
+	VPANDD          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS       Y12, Z12
+	VMULPS          Z10, Z12, Z12
+	VMULPS          (DX), Z12, Z12
+	VADDPS          Z12, Z3, Z3
+	ADDQ            $+16, CX
+	ADDQ            $+16, SI
+	ADDQ            $+16, DI
+	ADDQ            $+16, BX
+	ADDQ            $+64, DX
+	SUBQ            $0x01, R10
+	JMP             one
+
+one_end:
+next:
+	TESTQ         R9, R9
+	JNZ           block
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VMOVHLPS      X0, X0, X4
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VPCMPEQB      constant3<>+0(SB), Y5, K1
+	KMOVD         K1, R11
+	TESTL         R11, R11
+	JZ            number0
+	MOVL          $0x7fc00000, (AX)
+
+number0:
+	VPCMPEQB constant3<>+0(SB), Y7, K1
+	KMOVD    K1, R11
+	TESTL    R11, R11
+	JZ       number1
+	MOVL     $0x7fc00000, 4(AX)
+
+number1:
+	VPCMPEQB constant3<>+0(SB), Y9, K1
+	KMOVD    K1, R11
+	TESTL    R11, R11
+	JZ       number2
+	MOVL     $0x7fc00000, 8(AX)
+
+number2:
+	VPCMPEQB constant3<>+0(SB), Y11, K1
+	KMOVD    K1, R11
+	TESTL    R11, R11
+	JZ       number3
+	MOVL     $0x7fc00000, 12(AX)
+
+number3:
+	VZEROUPPER
+	RET
+
+any:
+	VBROADCASTSS (CX), Z4
+	VPSLLD       $0x01, Z4, Z6
+	VPCMPUD      $0x05, constant7<>+0(SB), Z6, K1
+	VMOVAPS.Z    Z4, K1, Z4
+	ADDQ         $0x04, CX
+	VBROADCASTSS (SI), Z6
+	VPSLLD       $0x01, Z6, Z8
+	VPCMPUD      $0x05, constant7<>+0(SB), Z8, K1
+	VMOVAPS.Z    Z6, K1, Z6
+	ADDQ         $0x04, SI
+	VBROADCASTSS (DI), Z8
+	VPSLLD       $0x01, Z8, Z10
+	VPCMPUD      $0x05, constant7<>+0(SB), Z10, K1
+	VMOVAPS.Z    Z8, K1, Z8
+	ADDQ         $0x04, DI
+	VBROADCASTSS (BX), Z10
+	VPSLLD       $0x01, Z10, Z12
+	VPCMPUD      $0x05, constant7<>+0(SB), Z12, K1
+	VMOVAPS.Z    Z10, K1, Z10
+	ADDQ         $0x04, BX
+
+slow:
+	CMPQ            R10, $0x01
+	JLT             slow_end
+	PREFETCHT0      (CX)(R8*1)
+	VBROADCASTI32X4 (CX), Y12
+	VPANDD          constant3<>+0(SB), Y12, Y12
+	VPMAXUB         Y12, Y5, Y5
+	VPMOVSXBW       (CX), Y12
+	VPSLLW          $0x07, Y12, Y12
+	VPANDD          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS       Y12, Z12
+	VMULPS          constant2<>+0(SB), Z12, Z12
+	VMULPS          Z4, Z12, Z12
+	VPSLLD          $0x01, Z12, Z13
+	VPCMPUD         $0x05, constant6<>+0(SB), Z13, K1
+	VMULPS.Z        (DX), Z12, K1, Z12
+	VADDPS          Z12, Z0, Z0
+	PREFETCHT0      (SI)(R8*1)
+	VBROADCASTI32X4 (SI), Y12
+	VPANDD          constant3<>+0(SB), Y12, Y12
+	VPMAXUB         Y12, Y7, Y7
+	VPMOVSXBW       (SI), Y12
+	VPSLLW          $0x07, Y12, Y12
+	VPANDD          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS       Y12, Z12
+	VMULPS          constant2<>+0(SB), Z12, Z12
+	VMULPS          Z6, Z12, Z12
+	VPSLLD          $0x01, Z12, Z13
+	VPCMPUD         $0x05, constant6<>+0(SB), Z13, K1
+	VMULPS.Z        (DX), Z12, K1, Z12
+	VADDPS          Z12, Z1, Z1
+	PREFETCHT0      (DI)(R8*1)
+	VBROADCASTI32X4 (DI), Y12
+	VPANDD          constant3<>+0(SB), Y12, Y12
+	VPMAXUB         Y12, Y9, Y9
+	VPMOVSXBW       (DI), Y12
+	VPSLLW          $0x07, Y12, Y12
+	VPANDD          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS       Y12, Z12
+	VMULPS          constant2<>+0(SB), Z12, Z12
+	VMULPS          Z8, Z12, Z12
+	VPSLLD          $0x01, Z12, Z13
+	VPCMPUD         $0x05, constant6<>+0(SB), Z13, K1
+	VMULPS.Z        (DX), Z12, K1, Z12
+	VADDPS          Z12, Z2, Z2
+	PREFETCHT0      (BX)(R8*1)
+	VBROADCASTI32X4 (BX), Y12
+	VPANDD          constant3<>+0(SB), Y12, Y12
+	VPMAXUB         Y12, Y11, Y11
+	VPMOVSXBW       (BX), Y12
+	VPSLLW          $0x07, Y12, Y12
+	VPANDD          constant4<>+0(SB), Y12, Y12
+	VCVTPH2PS       Y12, Z12
+	VMULPS          constant2<>+0(SB), Z12, Z12
+	VMULPS          Z10, Z12, Z12
+	VPSLLD          $0x01, Z12, Z13
+	VPCMPUD         $0x05, constant6<>+0(SB), Z13, K1
+	VMULPS.Z        (DX), Z12, K1, Z12
+	VADDPS          Z12, Z3, Z3
+	ADDQ            $+16, CX
+	ADDQ            $+16, SI
+	ADDQ            $+16, DI
+	ADDQ            $+16, BX
+	ADDQ            $+64, DX
+	SUBQ            $0x01, R10
+	JMP             slow
+
+slow_end:
+	JMP next
+
+// func floatsF8_128_4x4AVX512(a *floatArgs)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, CMOV
+TEXT ·floatsF8_128_4x4AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   (AX), CX
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	LEAQ   (CX)(BX*1), SI
+	LEAQ   (SI)(BX*1), DI
+	LEAQ   (DI)(BX*1), BX
+	MOVQ   24(AX), R8
+	LEAQ   (DX)(R8*1), R9
+	LEAQ   (R9)(R8*1), R10
+	LEAQ   (R10)(R8*1), R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	VPXORD Z17, Z17, Z17
+	VPXORD Z19, Z19, Z19
+	VPXORD Z21, Z21, Z21
+	VPXORD Z23, Z23, Z23
+	MOVQ   32(AX), R11
+
+block:
+	MOVQ          $+8, R12
+	CMPQ          R11, R12
+	CMOVQLT       R11, R12
+	SUBQ          R12, R11
+	MOVL          (CX), R13
+	ANDL          $0x7fffffff, R13
+	SUBL          $0x2b000000, R13
+	CMPL          R13, $0x46800000
+	JAE           any
+	MOVL          (SI), R13
+	ANDL          $0x7fffffff, R13
+	SUBL          $0x2b000000, R13
+	CMPL          R13, $0x46800000
+	JAE           any
+	MOVL          (DI), R13
+	ANDL          $0x7fffffff, R13
+	SUBL          $0x2b000000, R13
+	CMPL          R13, $0x46800000
+	JAE           any
+	MOVL          (BX), R13
+	ANDL          $0x7fffffff, R13
+	SUBL          $0x2b000000, R13
+	CMPL          R13, $0x46800000
+	JAE           any
+	VBROADCASTSS  (CX), Z16
+	VMULPS        constant2<>+0(SB), Z16, Z16
+	ADDQ          $0x04, CX
+	VBROADCASTSS  (SI), Z18
+	VMULPS        constant2<>+0(SB), Z18, Z18
+	ADDQ          $0x04, SI
+	VBROADCASTSS  (DI), Z20
+	VMULPS        constant2<>+0(SB), Z20, Z20
+	ADDQ          $0x04, DI
+	VBROADCASTSS  (BX), Z22
+	VMULPS        constant2<>+0(SB), Z22, Z22
+	ADDQ          $0x04, BX
+	CMPQ          R12, $0x08
+	JNE           one
+	VMOVDQU32     (CX), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y17, Y17
+	VPMOVSXBW     (CX), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z16, Z25, Z25
+	VMULPS        (DX), Z25, Z26
+	VADDPS        Z26, Z0, Z0
+	VMULPS        (R9), Z25, Z26
+	VADDPS        Z26, Z1, Z1
+	VMULPS        (R10), Z25, Z26
+	VADDPS        Z26, Z2, Z2
+	VMULPS        (R8), Z25, Z25
+	VADDPS        Z25, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z16, Z24, Z24
+	VMULPS        64(DX), Z24, Z25
+	VADDPS        Z25, Z0, Z0
+	VMULPS        64(R9), Z24, Z25
+	VADDPS        Z25, Z1, Z1
+	VMULPS        64(R10), Z24, Z25
+	VADDPS        Z25, Z2, Z2
+	VMULPS        64(R8), Z24, Z24
+	VADDPS        Z24, Z3, Z3
+	VMOVDQU32     (SI), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y19, Y19
+	VPMOVSXBW     (SI), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z18, Z25, Z25
+	VMULPS        (DX), Z25, Z26
+	VADDPS        Z26, Z4, Z4
+	VMULPS        (R9), Z25, Z26
+	VADDPS        Z26, Z5, Z5
+	VMULPS        (R10), Z25, Z26
+	VADDPS        Z26, Z6, Z6
+	VMULPS        (R8), Z25, Z25
+	VADDPS        Z25, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z18, Z24, Z24
+	VMULPS        64(DX), Z24, Z25
+	VADDPS        Z25, Z4, Z4
+	VMULPS        64(R9), Z24, Z25
+	VADDPS        Z25, Z5, Z5
+	VMULPS        64(R10), Z24, Z25
+	VADDPS        Z25, Z6, Z6
+	VMULPS        64(R8), Z24, Z24
+	VADDPS        Z24, Z7, Z7
+	VMOVDQU32     (DI), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y21, Y21
+	VPMOVSXBW     (DI), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z20, Z25, Z25
+	VMULPS        (DX), Z25, Z26
+	VADDPS        Z26, Z8, Z8
+	VMULPS        (R9), Z25, Z26
+	VADDPS        Z26, Z9, Z9
+	VMULPS        (R10), Z25, Z26
+	VADDPS        Z26, Z10, Z10
+	VMULPS        (R8), Z25, Z25
+	VADDPS        Z25, Z11, Z11
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z20, Z24, Z24
+	VMULPS        64(DX), Z24, Z25
+	VADDPS        Z25, Z8, Z8
+	VMULPS        64(R9), Z24, Z25
+	VADDPS        Z25, Z9, Z9
+	VMULPS        64(R10), Z24, Z25
+	VADDPS        Z25, Z10, Z10
+	VMULPS        64(R8), Z24, Z24
+	VADDPS        Z24, Z11, Z11
+	VMOVDQU32     (BX), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y23, Y23
+	VPMOVSXBW     (BX), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z22, Z25, Z25
+	VMULPS        (DX), Z25, Z26
+	VADDPS        Z26, Z12, Z12
+	VMULPS        (R9), Z25, Z26
+	VADDPS        Z26, Z13, Z13
+	VMULPS        (R10), Z25, Z26
+	VADDPS        Z26, Z14, Z14
+	VMULPS        (R8), Z25, Z25
+	VADDPS        Z25, Z15, Z15
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z22, Z24, Z24
+	VMULPS        64(DX), Z24, Z25
+	VADDPS        Z25, Z12, Z12
+	VMULPS        64(R9), Z24, Z25
+	VADDPS        Z25, Z13, Z13
+	VMULPS        64(R10), Z24, Z25
+	VADDPS        Z25, Z14, Z14
+	VMULPS        64(R8), Z24, Z24
+	VADDPS        Z24, Z15, Z15
+	VMOVDQU32     32(CX), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y17, Y17
+	VPMOVSXBW     32(CX), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z16, Z25, Z25
+	VMULPS        128(DX), Z25, Z26
+	VADDPS        Z26, Z0, Z0
+	VMULPS        128(R9), Z25, Z26
+	VADDPS        Z26, Z1, Z1
+	VMULPS        128(R10), Z25, Z26
+	VADDPS        Z26, Z2, Z2
+	VMULPS        128(R8), Z25, Z25
+	VADDPS        Z25, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z16, Z24, Z24
+	VMULPS        192(DX), Z24, Z25
+	VADDPS        Z25, Z0, Z0
+	VMULPS        192(R9), Z24, Z25
+	VADDPS        Z25, Z1, Z1
+	VMULPS        192(R10), Z24, Z25
+	VADDPS        Z25, Z2, Z2
+	VMULPS        192(R8), Z24, Z24
+	VADDPS        Z24, Z3, Z3
+	VMOVDQU32     32(SI), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y19, Y19
+	VPMOVSXBW     32(SI), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z18, Z25, Z25
+	VMULPS        128(DX), Z25, Z26
+	VADDPS        Z26, Z4, Z4
+	VMULPS        128(R9), Z25, Z26
+	VADDPS        Z26, Z5, Z5
+	VMULPS        128(R10), Z25, Z26
+	VADDPS        Z26, Z6, Z6
+	VMULPS        128(R8), Z25, Z25
+	VADDPS        Z25, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z18, Z24, Z24
+	VMULPS        192(DX), Z24, Z25
+	VADDPS        Z25, Z4, Z4
+	VMULPS        192(R9), Z24, Z25
+	VADDPS        Z25, Z5, Z5
+	VMULPS        192(R10), Z24, Z25
+	VADDPS        Z25, Z6, Z6
+	VMULPS        192(R8), Z24, Z24
+	VADDPS        Z24, Z7, Z7
+	VMOVDQU32     32(DI), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y21, Y21
+	VPMOVSXBW     32(DI), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z20, Z25, Z25
+	VMULPS        128(DX), Z25, Z26
+	VADDPS        Z26, Z8, Z8
+	VMULPS        128(R9), Z25, Z26
+	VADDPS        Z26, Z9, Z9
+	VMULPS        128(R10), Z25, Z26
+	VADDPS        Z26, Z10, Z10
+	VMULPS        128(R8), Z25, Z25
+	VADDPS        Z25, Z11, Z11
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z20, Z24, Z24
+	VMULPS        192(DX), Z24, Z25
+	VADDPS        Z25, Z8, Z8
+	VMULPS        192(R9), Z24, Z25
+	VADDPS        Z25, Z9, Z9
+	VMULPS        192(R10), Z24, Z25
+	VADDPS        Z25, Z10, Z10
+	VMULPS        192(R8), Z24, Z24
+	VADDPS        Z24, Z11, Z11
+	VMOVDQU32     32(BX), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y23, Y23
+	VPMOVSXBW     32(BX), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z22, Z25, Z25
+	VMULPS        128(DX), Z25, Z26
+	VADDPS        Z26, Z12, Z12
+	VMULPS        128(R9), Z25, Z26
+	VADDPS        Z26, Z13, Z13
+	VMULPS        128(R10), Z25, Z26
+	VADDPS        Z26, Z14, Z14
+	VMULPS        128(R8), Z25, Z25
+	VADDPS        Z25, Z15, Z15
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z22, Z24, Z24
+	VMULPS        192(DX), Z24, Z25
+	VADDPS        Z25, Z12, Z12
+	VMULPS        192(R9), Z24, Z25
+	VADDPS        Z25, Z13, Z13
+	VMULPS        192(R10), Z24, Z25
+	VADDPS        Z25, Z14, Z14
+	VMULPS        192(R8), Z24, Z24
+	VADDPS        Z24, Z15, Z15
+	VMOVDQU32     64(CX), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y17, Y17
+	VPMOVSXBW     64(CX), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z16, Z25, Z25
+	VMULPS        256(DX), Z25, Z26
+	VADDPS        Z26, Z0, Z0
+	VMULPS        256(R9), Z25, Z26
+	VADDPS        Z26, Z1, Z1
+	VMULPS        256(R10), Z25, Z26
+	VADDPS        Z26, Z2, Z2
+	VMULPS        256(R8), Z25, Z25
+	VADDPS        Z25, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z16, Z24, Z24
+	VMULPS        320(DX), Z24, Z25
+	VADDPS        Z25, Z0, Z0
+	VMULPS        320(R9), Z24, Z25
+	VADDPS        Z25, Z1, Z1
+	VMULPS        320(R10), Z24, Z25
+	VADDPS        Z25, Z2, Z2
+	VMULPS        320(R8), Z24, Z24
+	VADDPS        Z24, Z3, Z3
+	VMOVDQU32     64(SI), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y19, Y19
+	VPMOVSXBW     64(SI), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z18, Z25, Z25
+	VMULPS        256(DX), Z25, Z26
+	VADDPS        Z26, Z4, Z4
+	VMULPS        256(R9), Z25, Z26
+	VADDPS        Z26, Z5, Z5
+	VMULPS        256(R10), Z25, Z26
+	VADDPS        Z26, Z6, Z6
+	VMULPS        256(R8), Z25, Z25
+	VADDPS        Z25, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z18, Z24, Z24
+	VMULPS        320(DX), Z24, Z25
+	VADDPS        Z25, Z4, Z4
+	VMULPS        320(R9), Z24, Z25
+	VADDPS        Z25, Z5, Z5
+	VMULPS        320(R10), Z24, Z25
+	VADDPS        Z25, Z6, Z6
+	VMULPS        320(R8), Z24, Z24
+	VADDPS        Z24, Z7, Z7
+	VMOVDQU32     64(DI), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y21, Y21
+	VPMOVSXBW     64(DI), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z20, Z25, Z25
+	VMULPS        256(DX), Z25, Z26
+	VADDPS        Z26, Z8, Z8
+	VMULPS        256(R9), Z25, Z26
+	VADDPS        Z26, Z9, Z9
+	VMULPS        256(R10), Z25, Z26
+	VADDPS        Z26, Z10, Z10
+	VMULPS        256(R8), Z25, Z25
+	VADDPS        Z25, Z11, Z11
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z20, Z24, Z24
+	VMULPS        320(DX), Z24, Z25
+	VADDPS        Z25, Z8, Z8
+	VMULPS        320(R9), Z24, Z25
+	VADDPS        Z25, Z9, Z9
+	VMULPS        320(R10), Z24, Z25
+	VADDPS        Z25, Z10, Z10
+	VMULPS        320(R8), Z24, Z24
+	VADDPS        Z24, Z11, Z11
+	VMOVDQU32     64(BX), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y23, Y23
+	VPMOVSXBW     64(BX), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z22, Z25, Z25
+	VMULPS        256(DX), Z25, Z26
+	VADDPS        Z26, Z12, Z12
+	VMULPS        256(R9), Z25, Z26
+	VADDPS        Z26, Z13, Z13
+	VMULPS        256(R10), Z25, Z26
+	VADDPS        Z26, Z14, Z14
+	VMULPS        256(R8), Z25, Z25
+	VADDPS        Z25, Z15, Z15
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z22, Z24, Z24
+	VMULPS        320(DX), Z24, Z25
+	VADDPS        Z25, Z12, Z12
+	VMULPS        320(R9), Z24, Z25
+	VADDPS        Z25, Z13, Z13
+	VMULPS        320(R10), Z24, Z25
+	VADDPS        Z25, Z14, Z14
+	VMULPS        320(R8), Z24, Z24
+	VADDPS        Z24, Z15, Z15
+	VMOVDQU32     96(CX), Y24
+	VPANDD        constant3<>+0(SB), Y24, Y24
+	VPMAXUB       Y24, Y17, Y17
+	VPMOVSXBW     96(CX), Z24
+	VPSLLW        $0x07, Z24, Z24
+	VPANDD        constant4<>+0(SB), Z24, Z24
+	VCVTPH2PS     Y24, Z25
+	VMULPS        Z16, Z25, Z25
+	VMULPS        384(DX), Z25, Z26
+	VADDPS        Z26, Z0, Z0
+	VMULPS        384(R9), Z25, Z26
+	VADDPS        Z26, Z1, Z1
+	VMULPS        384(R10), Z25, Z26
+	VADDPS        Z26, Z2, Z2
+	VMULPS        384(R8), Z25, Z25
+	VADDPS        Z25, Z3, Z3
+	VEXTRACTI64X4 $0x01, Z24, Y24
+	VCVTPH2PS     Y24, Z24
+	VMULPS        Z16, Z24, Z24
+	VMULPS        448(DX), Z24, Z16
+	VADDPS        Z16, Z0, Z0
+	VMULPS        448(R9), Z24, Z16
+	VADDPS        Z16, Z1, Z1
+	VMULPS        448(R10), Z24, Z16
+	VADDPS        Z16, Z2, Z2
+	VMULPS        448(R8), Z24, Z16
+	VADDPS        Z16, Z3, Z3
+	VMOVDQU32     96(SI), Y16
+	VPANDD        constant3<>+0(SB), Y16, Y16
+	VPMAXUB       Y16, Y19, Y19
+	VPMOVSXBW     96(SI), Z16
+	VPSLLW        $0x07, Z16, Z16
+	VPANDD        constant4<>+0(SB), Z16, Z16
+	VCVTPH2PS     Y16, Z24
+	VMULPS        Z18, Z24, Z24
+	VMULPS        384(DX), Z24, Z25
+	VADDPS        Z25, Z4, Z4
+	VMULPS        384(R9), Z24, Z25
+	VADDPS        Z25, Z5, Z5
+	VMULPS        384(R10), Z24, Z25
+	VADDPS        Z25, Z6, Z6
+	VMULPS        384(R8), Z24, Z24
+	VADDPS        Z24, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z16, Y16
+	VCVTPH2PS     Y16, Z16
+	VMULPS        Z18, Z16, Z16
+	VMULPS        448(DX), Z16, Z18
+	VADDPS        Z18, Z4, Z4
+	VMULPS        448(R9), Z16, Z18
+	VADDPS        Z18, Z5, Z5
+	VMULPS        448(R10), Z16, Z18
+	VADDPS        Z18, Z6, Z6
+	VMULPS        448(R8), Z16, Z16
+	VADDPS        Z16, Z7, Z7
+	VMOVDQU32     96(DI), Y16
+	VPANDD        constant3<>+0(SB), Y16, Y16
+	VPMAXUB       Y16, Y21, Y21
+	VPMOVSXBW     96(DI), Z16
+	VPSLLW        $0x07, Z16, Z16
+	VPANDD        constant4<>+0(SB), Z16, Z16
+	VCVTPH2PS     Y16, Z18
+	VMULPS        Z20, Z18, Z18
+	VMULPS        384(DX), Z18, Z24
+	VADDPS        Z24, Z8, Z8
+	VMULPS        384(R9), Z18, Z24
+	VADDPS        Z24, Z9, Z9
+	VMULPS        384(R10), Z18, Z24
+	VADDPS        Z24, Z10, Z10
+	VMULPS        384(R8), Z18, Z18
+	VADDPS        Z18, Z11, Z11
+	VEXTRACTI64X4 $0x01, Z16, Y16
+	VCVTPH2PS     Y16, Z16
+	VMULPS        Z20, Z16, Z16
+	VMULPS        448(DX), Z16, Z18
+	VADDPS        Z18, Z8, Z8
+	VMULPS        448(R9), Z16, Z18
+	VADDPS        Z18, Z9, Z9
+	VMULPS        448(R10), Z16, Z18
+	VADDPS        Z18, Z10, Z10
+	VMULPS        448(R8), Z16, Z16
+	VADDPS        Z16, Z11, Z11
+	VMOVDQU32     96(BX), Y16
+	VPANDD        constant3<>+0(SB), Y16, Y16
+	VPMAXUB       Y16, Y23, Y23
+	VPMOVSXBW     96(BX), Z16
+	VPSLLW        $0x07, Z16, Z16
+	VPANDD        constant4<>+0(SB), Z16, Z16
+	VCVTPH2PS     Y16, Z18
+	VMULPS        Z22, Z18, Z18
+	VMULPS        384(DX), Z18, Z20
+	VADDPS        Z20, Z12, Z12
+	VMULPS        384(R9), Z18, Z20
+	VADDPS        Z20, Z13, Z13
+	VMULPS        384(R10), Z18, Z20
+	VADDPS        Z20, Z14, Z14
+	VMULPS        384(R8), Z18, Z18
+	VADDPS        Z18, Z15, Z15
+	VEXTRACTI64X4 $0x01, Z16, Y16
+	VCVTPH2PS     Y16, Z16
+	VMULPS        Z22, Z16, Z16
+	VMULPS        448(DX), Z16, Z18
+	VADDPS        Z18, Z12, Z12
+	VMULPS        448(R9), Z16, Z18
+	VADDPS        Z18, Z13, Z13
+	VMULPS        448(R10), Z16, Z18
+	VADDPS        Z18, Z14, Z14
+	VMULPS        448(R8), Z16, Z16
+	VADDPS        Z16, Z15, Z15
+	ADDQ          $+128, CX
+	ADDQ          $+128, SI
+	ADDQ          $+128, DI
+	ADDQ          $+128, BX
+	ADDQ          $+512, DX
+	ADDQ          $+512, R9
+	ADDQ          $+512, R10
+	ADDQ          $+512, R8
+	JMP           next
+
+one:
+	CMPQ            R12, $0x01
+	JLT             one_end
+	VBROADCASTI32X4 (CX), Y24
+	VPANDD          constant3<>+0(SB), Y24, Y24
+	VPMAXUB         Y24, Y17, Y17
+	VPMOVSXBW       (CX), Y24
+	VPSLLW          $0x07, Y24, Y24
+	VPANDD          constant4<>+0(SB), Y24, Y24
+	VCVTPH2PS       Y24, Z24
+	VMULPS          Z16, Z24, Z24
+	VMULPS          (DX), Z24, Z25
+	VADDPS          Z25, Z0, Z0
+	VMULPS          (R9), Z24, Z25
+	VADDPS          Z25, Z1, Z1
+	VMULPS          (R10), Z24, Z25
+	VADDPS          Z25, Z2, Z2
+	VMULPS          (R8), Z24, Z24
+	VADDPS          Z24, Z3, Z3
+	VBROADCASTI32X4 (SI), Y24
+	VPANDD          constant3<>+0(SB), Y24, Y24
+	VPMAXUB         Y24, Y19, Y19
+	VPMOVSXBW       (SI), Y24
+	VPSLLW          $0x07, Y24, Y24
+	VPANDD          constant4<>+0(SB), Y24, Y24
+	VCVTPH2PS       Y24, Z24
+	VMULPS          Z18, Z24, Z24
+	VMULPS          (DX), Z24, Z25
+	VADDPS          Z25, Z4, Z4
+	VMULPS          (R9), Z24, Z25
+	VADDPS          Z25, Z5, Z5
+	VMULPS          (R10), Z24, Z25
+	VADDPS          Z25, Z6, Z6
+	VMULPS          (R8), Z24, Z24
+	VADDPS          Z24, Z7, Z7
+	VBROADCASTI32X4 (DI), Y24
+	VPANDD          constant3<>+0(SB), Y24, Y24
+	VPMAXUB         Y24, Y21, Y21
+	VPMOVSXBW       (DI), Y24
+	VPSLLW          $0x07, Y24, Y24
+	VPANDD          constant4<>+0(SB), Y24, Y24
+	VCVTPH2PS       Y24, Z24
+	VMULPS          Z20, Z24, Z24
+	VMULPS          (DX), Z24, Z25
+	VADDPS          Z25, Z8, Z8
+	VMULPS          (R9), Z24, Z25
+	VADDPS          Z25, Z9, Z9
+	VMULPS          (R10), Z24, Z25
+	VADDPS          Z25, Z10, Z10
+	VMULPS          (R8), Z24, Z24
+	VADDPS          Z24, Z11, Z11
+	VBROADCASTI32X4 (BX), Y24
+	VPANDD          constant3<>+0(SB), Y24, Y24
+	VPMAXUB         Y24, Y23, Y23
+	VPMOVSXBW       (BX), Y24
+	VPSLLW          $0x07, Y24, Y24
+	VPANDD          constant4<>+0(SB), Y24, Y24
+	VCVTPH2PS       Y24, Z24
+	VMULPS          Z22, Z24, Z24
+	VMULPS          (DX), Z24, Z25
+	VADDPS          Z25, Z12, Z12
+	VMULPS          (R9), Z24, Z25
+	VADDPS          Z25, Z13, Z13
+	VMULPS          (R10), Z24, Z25
+	VADDPS          Z25, Z14, Z14
+	VMULPS          (R8), Z24, Z24
+	VADDPS          Z24, Z15, Z15
+	ADDQ            $+16, CX
+	ADDQ            $+16, SI
+	ADDQ            $+16, DI
+	ADDQ            $+16, BX
+	ADDQ            $+64, DX
+	ADDQ            $+64, R9
+	ADDQ            $+64, R10
+	ADDQ            $+64, R8
+	SUBQ            $0x01, R12
+	JMP             one
+
+one_end:
+next:
+	TESTQ         R11, R11
+	JNZ           block
+	MOVQ          40(AX), AX
+	VEXTRACTF32X8 $0x01, Z0, Y16
+	VADDPS        Y16, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X16
+	VADDPS        X16, X0, X0
+	VMOVHLPS      X0, X0, X16
+	VADDPS        X16, X0, X0
+	VMOVSHDUP     X0, X16
+	VADDSS        X16, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VMOVHLPS      X1, X1, X0
+	VADDPS        X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VADDSS        X0, X1, X1
+	VMOVSS        X1, 4(AX)
+	VEXTRACTF32X8 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDSS        X0, X2, X2
+	VMOVSS        X2, 8(AX)
+	VEXTRACTF32X8 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VMOVHLPS      X3, X3, X0
+	VADDPS        X0, X3, X3
+	VMOVSHDUP     X3, X0
+	VADDSS        X0, X3, X3
+	VMOVSS        X3, 12(AX)
+	VEXTRACTF32X8 $0x01, Z4, Y0
+	VADDPS        Y0, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X0
+	VADDPS        X0, X4, X4
+	VMOVHLPS      X4, X4, X0
+	VADDPS        X0, X4, X4
+	VMOVSHDUP     X4, X0
+	VADDSS        X0, X4, X4
+	VMOVSS        X4, 16(AX)
+	VEXTRACTF32X8 $0x01, Z5, Y0
+	VADDPS        Y0, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X0
+	VADDPS        X0, X5, X5
+	VMOVHLPS      X5, X5, X0
+	VADDPS        X0, X5, X5
+	VMOVSHDUP     X5, X0
+	VADDSS        X0, X5, X5
+	VMOVSS        X5, 20(AX)
+	VEXTRACTF32X8 $0x01, Z6, Y0
+	VADDPS        Y0, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X0
+	VADDPS        X0, X6, X6
+	VMOVHLPS      X6, X6, X0
+	VADDPS        X0, X6, X6
+	VMOVSHDUP     X6, X0
+	VADDSS        X0, X6, X6
+	VMOVSS        X6, 24(AX)
+	VEXTRACTF32X8 $0x01, Z7, Y0
+	VADDPS        Y0, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X0
+	VADDPS        X0, X7, X7
+	VMOVHLPS      X7, X7, X0
+	VADDPS        X0, X7, X7
+	VMOVSHDUP     X7, X0
+	VADDSS        X0, X7, X7
+	VMOVSS        X7, 28(AX)
+	VEXTRACTF32X8 $0x01, Z8, Y0
+	VADDPS        Y0, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X0
+	VADDPS        X0, X8, X8
+	VMOVHLPS      X8, X8, X0
+	VADDPS        X0, X8, X8
+	VMOVSHDUP     X8, X0
+	VADDSS        X0, X8, X8
+	VMOVSS        X8, 32(AX)
+	VEXTRACTF32X8 $0x01, Z9, Y0
+	VADDPS        Y0, Y9, Y9
+	VEXTRACTF32X4 $0x01, Y9, X0
+	VADDPS        X0, X9, X9
+	VMOVHLPS      X9, X9, X0
+	VADDPS        X0, X9, X9
+	VMOVSHDUP     X9, X0
+	VADDSS        X0, X9, X9
+	VMOVSS        X9, 36(AX)
+	VEXTRACTF32X8 $0x01, Z10, Y0
+	VADDPS        Y0, Y10, Y10
+	VEXTRACTF32X4 $0x01, Y10, X0
+	VADDPS        X0, X10, X10
+	VMOVHLPS      X10, X10, X0
+	VADDPS        X0, X10, X10
+	VMOVSHDUP     X10, X0
+	VADDSS        X0, X10, X10
+	VMOVSS        X10, 40(AX)
+	VEXTRACTF32X8 $0x01, Z11, Y0
+	VADDPS        Y0, Y11, Y11
+	VEXTRACTF32X4 $0x01, Y11, X0
+	VADDPS        X0, X11, X11
+	VMOVHLPS      X11, X11, X0
+	VADDPS        X0, X11, X11
+	VMOVSHDUP     X11, X0
+	VADDSS        X0, X11, X11
+	VMOVSS        X11, 44(AX)
+	VEXTRACTF32X8 $0x01, Z12, Y0
+	VADDPS        Y0, Y12, Y12
+	VEXTRACTF32X4 $0x01, Y12, X0
+	VADDPS        X0, X12, X12
+	VMOVHLPS      X12, X12, X0
+	VADDPS        X0, X12, X12
+	VMOVSHDUP     X12, X0
+	VADDSS        X0, X12, X12
+	VMOVSS        X12, 48(AX)
+	VEXTRACTF32X8 $0x01, Z13, Y0
+	VADDPS        Y0, Y13, Y13
+	VEXTRACTF32X4 $0x01, Y13, X0
+	VADDPS        X0, X13, X13
+	VMOVHLPS      X13, X13, X0
+	VADDPS        X0, X13, X13
+	VMOVSHDUP     X13, X0
+	VADDSS        X0, X13, X13
+	VMOVSS        X13, 52(AX)
+	VEXTRACTF32X8 $0x01, Z14, Y0
+	VADDPS        Y0, Y14, Y14
+	VEXTRACTF32X4 $0x01, Y14, X0
+	VADDPS        X0, X14, X14
+	VMOVHLPS      X14, X14, X0
+	VADDPS        X0, X14, X14
+	VMOVSHDUP     X14, X0
+	VADDSS        X0, X14, X14
+	VMOVSS        X14, 56(AX)
+	VEXTRACTF32X8 $0x01, Z15, Y0
+	VADDPS        Y0, Y15, Y15
+	VEXTRACTF32X4 $0x01, Y15, X0
+	VADDPS        X0, X15, X15
+	VMOVHLPS      X15, X15, X0
+	VADDPS        X0, X15, X15
+	VMOVSHDUP     X15, X0
+	VADDSS        X0, X15, X15
+	VMOVSS        X15, 60(AX)
+	VPCMPEQB      constant3<>+0(SB), Y17, K1
+	KMOVD         K1, R13
+	TESTL         R13, R13
+	JZ            number0
+	MOVL          $0x7fc00000, (AX)
+	MOVL          $0x7fc00000, 4(AX)
+	MOVL          $0x7fc00000, 8(AX)
+	MOVL          $0x7fc00000, 12(AX)
+
+number0:
+	VPCMPEQB constant3<>+0(SB), Y19, K1
+	KMOVD    K1, R13
+	TESTL    R13, R13
+	JZ       number1
+	MOVL     $0x7fc00000, 16(AX)
+	MOVL     $0x7fc00000, 20(AX)
+	MOVL     $0x7fc00000, 24(AX)
+	MOVL     $0x7fc00000, 28(AX)
+
+number1:
+	VPCMPEQB constant3<>+0(SB), Y21, K1
+	KMOVD    K1, R13
+	TESTL    R13, R13
+	JZ       number2
+	MOVL     $0x7fc00000, 32(AX)
+	MOVL     $0x7fc00000, 36(AX)
+	MOVL     $0x7fc00000, 40(AX)
+	MOVL     $0x7fc00000, 44(AX)
+
+number2:
+	VPCMPEQB constant3<>+0(SB), Y23, K1
+	KMOVD    K1, R13
+	TESTL    R13, R13
+	JZ       number3
+	MOVL     $0x7fc00000, 48(AX)
+	MOVL     $0x7fc00000, 52(AX)
+	MOVL     $0x7fc00000, 56(AX)
+	MOVL     $0x7fc00000, 60(AX)
+
+number3:
+	VZEROUPPER
+	RET
+
+any:
+	VBROADCASTSS (CX), Z16
+	VPSLLD       $0x01, Z16, Z18
+	VPCMPUD      $0x05, constant7<>+0(SB), Z18, K1
+	VMOVAPS.Z    Z16, K1, Z16
+	ADDQ         $0x04, CX
+	VBROADCASTSS (SI), Z18
+	VPSLLD       $0x01, Z18, Z20
+	VPCMPUD      $0x05, constant7<>+0(SB), Z20, K1
+	VMOVAPS.Z    Z18, K1, Z18
+	ADDQ         $0x04, SI
+	VBROADCASTSS (DI), Z20
+	VPSLLD       $0x01, Z20, Z22
+	VPCMPUD      $0x05, constant7<>+0(SB), Z22, K1
+	VMOVAPS.Z    Z20, K1, Z20
+	ADDQ         $0x04, DI
+	VBROADCASTSS (BX), Z22
+	VPSLLD       $0x01, Z22, Z24
+	VPCMPUD      $0x05, constant7<>+0(SB), Z24, K1
+	VMOVAPS.Z    Z22, K1, Z22
+	ADDQ         $0x04, BX
+
+slow:
+	CMPQ            R12, $0x01
+	JLT             slow_end
+	VBROADCASTI32X4 (CX), Y24
+	VPANDD          constant3<>+0(SB), Y24, Y24
+	VPMAXUB         Y24, Y17, Y17
+	VPMOVSXBW       (CX), Y24
+	VPSLLW          $0x07, Y24, Y24
+	VPANDD          constant4<>+0(SB), Y24, Y24
+	VCVTPH2PS       Y24, Z24
+	VMULPS          constant2<>+0(SB), Z24, Z24
+	VMULPS          Z16, Z24, Z24
+	VPSLLD          $0x01, Z24, Z25
+	VPCMPUD         $0x05, constant6<>+0(SB), Z25, K1
+	VMULPS.Z        (DX), Z24, K1, Z25
+	VADDPS          Z25, Z0, Z0
+	VMULPS.Z        (R9), Z24, K1, Z25
+	VADDPS          Z25, Z1, Z1
+	VMULPS.Z        (R10), Z24, K1, Z25
+	VADDPS          Z25, Z2, Z2
+	VMULPS.Z        (R8), Z24, K1, Z24
+	VADDPS          Z24, Z3, Z3
+	VBROADCASTI32X4 (SI), Y24
+	VPANDD          constant3<>+0(SB), Y24, Y24
+	VPMAXUB         Y24, Y19, Y19
+	VPMOVSXBW       (SI), Y24
+	VPSLLW          $0x07, Y24, Y24
+	VPANDD          constant4<>+0(SB), Y24, Y24
+	VCVTPH2PS       Y24, Z24
+	VMULPS          constant2<>+0(SB), Z24, Z24
+	VMULPS          Z18, Z24, Z24
+	VPSLLD          $0x01, Z24, Z25
+	VPCMPUD         $0x05, constant6<>+0(SB), Z25, K1
+	VMULPS.Z        (DX), Z24, K1, Z25
+	VADDPS          Z25, Z4, Z4
+	VMULPS.Z        (R9), Z24, K1, Z25
+	VADDPS          Z25, Z5, Z5
+	VMULPS.Z        (R10), Z24, K1, Z25
+	VADDPS          Z25, Z6, Z6
+	VMULPS.Z        (R8), Z24, K1, Z24
+	VADDPS          Z24, Z7, Z7
+	VBROADCASTI32X4 (DI), Y24
+	VPANDD          constant3<>+0(SB), Y24, Y24
+	VPMAXUB         Y24, Y21, Y21
+	VPMOVSXBW       (DI), Y24
+	VPSLLW          $0x07, Y24, Y24
+	VPANDD          constant4<>+0(SB), Y24, Y24
+	VCVTPH2PS       Y24, Z24
+	VMULPS          constant2<>+0(SB), Z24, Z24
+	VMULPS          Z20, Z24, Z24
+	VPSLLD          $0x01, Z24, Z25
+	VPCMPUD         $0x05, constant6<>+0(SB), Z25, K1
+	VMULPS.Z        (DX), Z24, K1, Z25
+	VADDPS          Z25, Z8, Z8
+	VMULPS.Z        (R9), Z24, K1, Z25
+	VADDPS          Z25, Z9, Z9
+	VMULPS.Z        (R10), Z24, K1, Z25
+	VADDPS          Z25, Z10, Z10
+	VMULPS.Z        (R8), Z24, K1, Z24
+	VADDPS          Z24, Z11, Z11
+	VBROADCASTI32X4 (BX), Y24
+	VPANDD          constant3<>+0(SB), Y24, Y24
+	VPMAXUB         Y24, Y23, Y23
+	VPMOVSXBW       (BX), Y24
+	VPSLLW          $0x07, Y24, Y24
+	VPANDD          constant4<>+0(SB), Y24, Y24
+	VCVTPH2PS       Y24, Z24
+	VMULPS          constant2<>+0(SB), Z24, Z24
+	VMULPS          Z22, Z24, Z24
+	VPSLLD          $0x01, Z24, Z25
+	VPCMPUD         $0x05, constant6<>+0(SB), Z25, K1
+	VMULPS.Z        (DX), Z24, K1, Z25
+	VADDPS          Z25, Z12, Z12
+	VMULPS.Z        (R9), Z24, K1, Z25
+	VADDPS          Z25, Z13, Z13
+	VMULPS.Z        (R10), Z24, K1, Z25
+	VADDPS          Z25, Z14, Z14
+	VMULPS.Z        (R8), Z24, K1, Z24
+	VADDPS          Z24, Z15, Z15
+	ADDQ            $+16, CX
+	ADDQ            $+16, SI
+	ADDQ            $+16, DI
+	ADDQ            $+16, BX
+	ADDQ            $+64, DX
+	ADDQ            $+64, R9
+	ADDQ            $+64, R10
+	ADDQ            $+64, R8
+	SUBQ            $0x01, R12
+	JMP             slow
+
+slow_end:
+	JMP next

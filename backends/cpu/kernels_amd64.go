@@ -155,8 +155,8 @@ func floatKernels(t quant.Type) []kernel[floatKernel] {
 	table := []kernel[floatKernel]{{level: Go}}
 	add := func(one, wide, tall, both, one512, wide512, tall512, both512 func(*floatArgs)) {
 		table = append(table,
-			kernel[floatKernel]{AVX2, floatKernel{2, [2][2]func(*floatArgs){{one, wide}, {tall, both}}}},
-			kernel[floatKernel]{AVX512, floatKernel{4, [2][2]func(*floatArgs){{one512, wide512}, {tall512, both512}}}})
+			kernel[floatKernel]{AVX2, floatKernel{2, [2][2]func(*floatArgs){{one, wide}, {tall, both}}, t == quant.F8_128}},
+			kernel[floatKernel]{AVX512, floatKernel{4, [2][2]func(*floatArgs){{one512, wide512}, {tall512, both512}}, t == quant.F8_128}})
 	}
 	switch t {
 	case quant.F32:
@@ -168,6 +168,9 @@ func floatKernels(t quant.Type) []kernel[floatKernel] {
 	case quant.BF16:
 		add(floatsBF16_1x1AVX2, floatsBF16_1x2AVX2, floatsBF16_2x1AVX2, floatsBF16_2x2AVX2,
 			floatsBF16_1x1AVX512, floatsBF16_1x4AVX512, floatsBF16_4x1AVX512, floatsBF16_4x4AVX512)
+	case quant.F8_128:
+		add(floatsF8_128_1x1AVX2, floatsF8_128_1x2AVX2, floatsF8_128_2x1AVX2, floatsF8_128_2x2AVX2,
+			floatsF8_128_1x1AVX512, floatsF8_128_1x4AVX512, floatsF8_128_4x1AVX512, floatsF8_128_4x4AVX512)
 	}
 	return table
 }

@@ -156,17 +156,18 @@ func TestRowKernels(t *testing.T) {
 // this CPU has.
 func testRows(t *testing.T, rng *rand.Rand, typ quant.Type, blocks, rows, n int) {
 	t.Helper()
-	elems, _ := typ.Block()
+	elems, size := typ.Block()
 	cols := blocks * elems
 	act := typ.ActBlock()
 	if act == 0 {
-		cols *= 16
+		cols = blocks * 16 // of F8_128, the last block may be short
 	}
+	all := rows * typ.RowBytes(cols) / size * elems
 	var data []byte
 	if kind := rng.IntN(3); kind == 0 {
-		data = backendtest.Weights(rng, typ, rows*cols)
+		data = backendtest.Weights(rng, typ, all)
 	} else {
-		data = backendtest.Extremes(rng, typ, rows*cols, kind == 1)
+		data = backendtest.Extremes(rng, typ, all, kind == 1)
 	}
 	w, checkW := guarded(rng, data)
 	if rng.IntN(2) == 0 {

@@ -26,6 +26,7 @@ func floats() {
 				f.emit()
 			}
 		}
+		floats8(wide)
 	}
 }
 
@@ -92,74 +93,99 @@ type floatTile struct {
 	typ     string
 	wide    bool
 	rows, n int
+
+	args reg.GPVirtual
+	w, x []reg.GPVirtual // of each row and of each position
+	acc  []vec           // [rows, n, regs]
 }
 
-func (f floatTile) emit() {
-	level, regs := "AVX2", 2
+// regs is the registers of sixteen lanes.
+func (f *floatTile) regs() int {
 	if f.wide {
-		level, regs = "AVX512", 1
+		return 1
+	}
+	return 2
+}
+
+func (f *floatTile) field(at int) reg.GPVirtual {
+	g := GP64()
+	MOVQ(Mem{Base: f.args, Disp: at}, g)
+	return g
+}
+
+// begin starts the function.
+func (f *floatTile) begin() {
+	level := "AVX2"
+	if f.wide {
+		level = "AVX512"
 	}
 	TEXT(fmt.Sprintf("floats%s_%dx%d%s", f.typ, f.rows, f.n, level), NOSPLIT, "func(a *floatArgs)")
-	args := Load(Param("a"), GP64()).(reg.GPVirtual)
-	field := func(at int) reg.GPVirtual {
-		g := GP64()
-		MOVQ(Mem{Base: args, Disp: at}, g)
-		return g
-	}
+	f.args = Load(Param("a"), GP64()).(reg.GPVirtual)
 	next := func(p reg.GPVirtual, stride reg.GPVirtual) reg.GPVirtual {
 		g := GP64()
 		LEAQ(Mem{Base: p, Index: stride, Scale: 1}, g)
 		return g
 	}
-	w, x := []reg.GPVirtual{field(floatW)}, []reg.GPVirtual{field(floatX)}
+	f.w, f.x = []reg.GPVirtual{f.field(floatW)}, []reg.GPVirtual{f.field(floatX)}
 	if f.rows > 1 {
-		s := field(floatRowBytes)
-		for len(w) < f.rows {
-			w = append(w, next(w[len(w)-1], s))
+		s := f.field(floatRowBytes)
+		for len(f.w) < f.rows {
+			f.w = append(f.w, next(f.w[len(f.w)-1], s))
 		}
 	}
 	if f.n > 1 {
-		s := field(floatStride)
-		for len(x) < f.n {
-			x = append(x, next(x[len(x)-1], s))
+		s := f.field(floatStride)
+		for len(f.x) < f.n {
+			f.x = append(f.x, next(f.x[len(f.x)-1], s))
 		}
 	}
-	acc := make([]vec, f.rows*f.n*regs)
-	for i := range acc {
+	f.acc = make([]vec, f.rows*f.n*f.regs())
+	for i := range f.acc {
 		if f.wide {
-			acc[i] = zero()
+			f.acc[i] = zero()
 		} else {
-			acc[i] = YMM()
-			VXORPS(acc[i], acc[i], acc[i])
+			f.acc[i] = YMM()
+			VXORPS(f.acc[i], f.acc[i], f.acc[i])
 		}
 	}
+}
+
+func (f *floatTile) emit() {
+	f.begin()
 	size := map[string]int{"F32": 4, "F16": 2, "BF16": 2}[f.typ]
-	loop("run", field(floatRuns), 1, func() {
-		for r, w := range w {
+	loop("run", f.field(floatRuns), 1, func() {
+		for r, w := range f.w {
 			if f.rows == 1 || f.n == 1 {
 				PREFETCHT0(Mem{Base: w, Disp: 4096})
 			}
-			for h := range regs {
+			for h := range f.regs() {
 				v, keep := f.decode(Mem{Base: w, Disp: h * size * 8})
-				for j, x := range x {
-					f.multiply(v, keep, Mem{Base: x, Disp: 32 * h}, acc[(r*f.n+j)*regs+h])
+				for j, x := range f.x {
+					f.multiply(v, keep, Mem{Base: x, Disp: 32 * h}, f.acc[(r*f.n+j)*f.regs()+h])
 				}
 			}
 			ADDQ(Imm(uint64(16*size)), w)
 		}
-		for _, x := range x {
+		for _, x := range f.x {
 			ADDQ(Imm(64), x)
 		}
 	})
-	y := field(floatY)
+	f.sums()
+	VZEROUPPER()
+	RET()
+}
+
+// sums adds the lanes up and writes them, and returns where they are.
+func (f *floatTile) sums() reg.GPVirtual {
+	y := f.field(floatY)
 	for i := range f.rows * f.n {
-		l, t := acc[i*regs], YMM()
+		l, t := f.acc[i*f.regs()], YMM()
 		if f.wide {
 			VEXTRACTF32X8(Imm(1), l, t)
 			VADDPS(t, l.AsY(), l.AsY())
 			VEXTRACTF32X4(Imm(1), l.AsY(), t.AsX())
 		} else {
-			VADDPS(acc[i*regs+1], l, l)
+			VADDPS(f.acc[i*f.regs()+1], l, l)
 			VEXTRACTF128(Imm(1), l.AsY(), t.AsX())
 		}
 		VADDPS(t.AsX(), l.AsX(), l.AsX())
@@ -169,8 +195,7 @@ func (f floatTile) emit() {
 		VADDSS(t.AsX(), l.AsX(), l.AsX())
 		VMOVSS(l.AsX(), Mem{Base: y, Disp: 4 * i})
 	}
-	VZEROUPPER()
-	RET()
+	return y
 }
 
 // tiny is the bits of 2^-50.
@@ -178,7 +203,7 @@ const tiny = (127 - 50) << 23
 
 // decode gives 16 or 8 weights as floats, and which of them count: those that
 // are not below 2^-50, as a mask, or, without masks, the others made 0.
-func (f floatTile) decode(m Mem) (v, keep reg.Register) {
+func (f *floatTile) decode(m Mem) (v, keep reg.Register) {
 	v = YMM()
 	if f.wide {
 		v = ZMM()
@@ -197,20 +222,25 @@ func (f floatTile) decode(m Mem) (v, keep reg.Register) {
 			VMOVDQU(m, v)
 		}
 	}
+	return v, f.clean(v)
+}
+
+// clean says, as decode does, which weights count.
+func (f *floatTile) clean(v reg.Register) (keep reg.Register) {
 	if f.wide {
 		t, k := ZMM(), K()
 		VPSLLD(Imm(1), v, t)
 		VPCMPUD(Imm(5), dwords(tiny<<1), t, k) // not less
-		return v, k
+		return k
 	}
 	t := YMM()
 	VPAND(dwords(0x7fffffff), v, t)
 	VCMPPS(Imm(5), dwords(tiny), t, t) // not less, or unordered
 	VANDPS(t, v, v.(vec))
-	return v, nil
+	return nil
 }
 
-func (f floatTile) multiply(v, keep reg.Register, x Mem, acc vec) {
+func (f *floatTile) multiply(v, keep reg.Register, x Mem, acc vec) {
 	p := YMM()
 	if f.wide {
 		p = ZMM()
