@@ -182,12 +182,12 @@ func coliFormatOf(rows, cols, codes, scales int64, stamp string) (coliFormat, er
 func (m *Model) directory() bool { return m.Format == "safetensors" || m.Format == "colibri" }
 
 // colibri makes the tensor of a pair of codes and scales.
-func (c *composer) colibri(codes, scale rawTensor) error {
+func (c *composer) colibri(codes, scale *rawTensor) error {
 	c.m.Format = "colibri"
-	c.used[scale.Name] = true
+	scale.used = true
 	rows, cols, ok := coliShape(c.m.Meta, codes.Name)
 	if !ok { // no tensor of a model that is known here; whoever asks for it is told
-		c.out = append(c.out, Tensor{Name: codes.Name, Type: quant.I8, Dims: []int64{codes.Bytes}, File: codes.file, Off: codes.Off, Bytes: codes.Bytes})
+		c.put(Tensor{Name: codes.Name, Type: quant.I8, Dims: []int64{codes.Bytes}, File: codes.file, Off: codes.Off, Bytes: codes.Bytes}, codes)
 		return nil
 	}
 	if scale.DType != "F32" {

@@ -137,11 +137,11 @@ func FuzzColibri(f *testing.F) {
 		meta.add(KV{configPrefix + "hidden_size", dim}, -1)
 		meta.add(KV{configPrefix + "num_attention_heads", heads}, -1)
 		m := &Model{Format: "safetensors", Meta: meta, Files: []File{{Path: "x", Size: codes + 4*scales}}, byName: map[string]int{}}
-		c := composer{m: m, fmts: map[string]string{name: stamp}, used: map[string]bool{}}
+		c := composer{m: m, fmts: map[string]string{name: stamp}}
 		pair := [2]rawTensor{}
 		pair[0].Name, pair[0].DType, pair[0].Shape, pair[0].Bytes = name, "U8", []int64{codes}, codes
 		pair[1].Name, pair[1].DType, pair[1].Shape, pair[1].Bytes, pair[1].Off = name+".qs", "F32", []int64{scales}, 4*scales, codes
-		if err := c.colibri(pair[0], pair[1]); err != nil {
+		if err := c.colibri(&pair[0], &pair[1]); err != nil {
 			if !strings.Contains(err.Error(), "tensor ") {
 				t.Fatal(err)
 			}

@@ -218,6 +218,9 @@ func (m *Model) openShard(path string) (shard, error) {
 
 // addTensors appends a shard's tensors, whose names must be new.
 func (m *Model) addTensors(ts []Tensor) error {
+	if len(m.byName) == 0 {
+		m.byName, m.Tensors = make(map[string]int, len(ts)), make([]Tensor, 0, len(ts))
+	}
 	for _, t := range ts {
 		if old, dup := m.byName[t.Name]; dup {
 			where := ""

@@ -2,7 +2,6 @@ package storage
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -178,24 +177,22 @@ type hfWeights struct {
 
 // parseIndex reads an index. The files that it names are in the directory.
 func parseIndex(path string, b []byte) (*hfWeights, error) {
-	var x struct {
-		Map map[string]string `json:"weight_map"`
-	}
 	bad := func(format string, args ...any) (*hfWeights, error) {
 		return nil, &FormatError{File: path, Off: -1, Msg: fmt.Sprintf(format, args...) + ": download the index again"}
 	}
-	if err := json.Unmarshal(b, &x); err != nil {
+	files, err := safetensors.ParseIndex(b)
+	if err != nil {
 		return bad("it is no index of a model: %v", err)
 	}
-	if len(x.Map) == 0 {
+	if len(files) == 0 {
 		return bad("it has no weight_map, or an empty one")
 	}
-	for _, f := range x.Map {
+	for _, f := range files {
 		if f != filepath.Base(f) || !strings.HasSuffix(f, ".safetensors") {
 			return bad("it names the file %.60q, which is no .safetensors file beside it", f)
 		}
 	}
-	return &hfWeights{path, x.Map}, nil
+	return &hfWeights{path, files}, nil
 }
 
 // files lists the files of an index in order.

@@ -13,15 +13,23 @@ import (
 // of codes and scales that stand apart.
 type composer struct {
 	m    *Model
-	raw  map[string]rawTensor
+	raw  map[string]*rawTensor
 	fmts map[string]string // the formats that a colibri container's stamps say
-	used map[string]bool   // scales and shapes, which are no tensors of their own
 	out  []Tensor
+	of   []*rawTensor // the codes of out
+
+	// Of the suffixes that names may have beside the common ones, those that any has:
+	// a name that cannot be there need not be made to look it up.
+	odd map[string]bool
 }
+
+// oddSuffixes are those of names that few models have.
+var oddSuffixes = [...]string{".qs", "_shape", "_zero_point", "_g_idx"}
 
 type rawTensor struct {
 	safetensors.Tensor
 	file int
+	used bool // a scale or a shape, which is no tensor of its own
 }
 
 // compose gives the tensors in the order of the files.
@@ -30,30 +38,54 @@ func (m *Model) compose(shards [][]safetensors.Tensor) ([]Tensor, error) {
 	for _, ts := range shards {
 		n += len(ts)
 	}
-	c := composer{m: m, fmts: map[string]string{}, raw: make(map[string]rawTensor, n), used: map[string]bool{}, out: make([]Tensor, 0, n)}
+	c := composer{m: m, fmts: map[string]string{}, raw: make(map[string]*rawTensor, n), odd: map[string]bool{}, out: make([]Tensor, 0, n), of: make([]*rawTensor, 0, n)}
+	all := make([]rawTensor, 0, n)
 	for i, ts := range shards {
 		for _, t := range ts {
 			if old, dup := c.raw[t.Name]; dup {
 				return nil, &FormatError{File: m.Files[i].Path, Off: t.Off, Msg: fmt.Sprintf("tensor %.60q appears twice: it is also in %s", t.Name, m.Files[old.file].Path)}
 			}
-			c.raw[t.Name] = rawTensor{t, i}
+			all = append(all, rawTensor{Tensor: t, file: i})
+			c.raw[t.Name] = &all[len(all)-1]
+			for _, s := range oddSuffixes {
+				if strings.HasSuffix(t.Name, s) {
+					c.odd[s] = true
+				}
+			}
 		}
 	}
 	if err := c.stamps(); err != nil {
 		return nil, err
 	}
-	for i, ts := range shards {
-		for _, t := range ts {
-			if t.Bytes == 0 {
-				continue // an empty one is no weight
-			}
-			if err := c.add(rawTensor{t, i}); err != nil {
-				return nil, err
-			}
+	for i := range all {
+		if all[i].Bytes == 0 {
+			continue // an empty one is no weight
+		}
+		if err := c.add(&all[i]); err != nil {
+			return nil, err
 		}
 	}
-	return slices.DeleteFunc(c.out, func(t Tensor) bool { return c.used[t.Name] }), nil
+	n = 0
+	for i, t := range c.out {
+		if !c.of[i].used {
+			c.out[n] = t
+			n++
+		}
+	}
+	return c.out[:n], nil
 }
+
+// find finds the tensor of a name with one of oddSuffixes.
+func (c *composer) find(name, suffix string) (*rawTensor, bool) {
+	if !c.odd[suffix] {
+		return nil, false
+	}
+	t, ok := c.raw[name+suffix]
+	return t, ok
+}
+
+// put adds a tensor whose codes, or all bytes, are those of t.
+func (c *composer) put(x Tensor, t *rawTensor) { c.out, c.of = append(c.out, x), append(c.of, t) }
 
 // dtypes are the types of tensors that stand alone. What has no type of its own
 // here is bytes of data.
@@ -63,8 +95,8 @@ var dtypes = map[safetensors.DType]quant.Type{
 }
 
 // add makes the tensor whose codes, or all bytes, t has.
-func (c *composer) add(t rawTensor) error {
-	if scale, ok := c.raw[t.Name+".qs"]; ok {
+func (c *composer) add(t *rawTensor) error {
+	if scale, ok := c.find(t.Name, ".qs"); ok {
 		return c.colibri(t, scale)
 	}
 	if stem, ok := strings.CutSuffix(t.Name, "_blocks"); ok && t.DType == "U8" && len(t.Shape) > 2 && t.Shape[len(t.Shape)-1] == 16 {
@@ -76,7 +108,9 @@ func (c *composer) add(t rawTensor) error {
 	}
 	if stem, ok := strings.CutSuffix(t.Name, "_packed"); ok && len(t.Shape) > 1 {
 		if scale, ok := c.raw[stem+"_scale"]; ok {
-			c.used[stem+"_shape"] = true
+			if shape, ok := c.find(stem, "_shape"); ok {
+				shape.used = true
+			}
 			shape := slices.Clone(t.Shape)
 			switch {
 			case t.DType == "I32":
@@ -95,21 +129,21 @@ func (c *composer) add(t rawTensor) error {
 	if !known {
 		typ = quant.I8
 	}
-	c.out = append(c.out, Tensor{Name: t.Name, Type: typ, Dims: dimsOf(t.Shape), File: t.file, Off: t.Off, Bytes: t.Bytes})
+	c.put(Tensor{Name: t.Name, Type: typ, Dims: dimsOf(t.Shape), File: t.file, Off: t.Off, Bytes: t.Bytes}, t)
 	return nil
 }
 
 // made adds the tensor of that name, type and shape that a form makes of codes
 // and scales. A shape of three dims is a stack, each share made by itself.
-func (c *composer) made(name string, typ quant.Type, shape []int64, f form, codes, scale rawTensor) error {
+func (c *composer) made(name string, typ quant.Type, shape []int64, f form, codes, scale *rawTensor) error {
 	if len(shape) > 3 || len(shape) < 2 {
 		return c.bad(codes, "has the shape %v, want that of a matrix or a stack of them", codes.Shape)
 	}
 	t := Tensor{Name: name, Type: typ, Dims: dimsOf(shape), File: codes.file, Off: codes.Off}
 	n := t.shares()
 	f.typ, f.cols, f.rows, f.all, f.step = typ, t.Dims[0], t.Dims[1], t.Dims[1], 1
-	for i, raw := range [...]rawTensor{codes, scale} {
-		if raw.Bytes > 0 {
+	for i, raw := range [...]*rawTensor{codes, scale} {
+		if raw != nil && raw.Bytes > 0 {
 			f.from[i] = source{n: raw.Bytes / n, stride: raw.Bytes / n, at: place{raw.file, raw.Off}}
 		}
 	}
@@ -119,20 +153,22 @@ func (c *composer) made(name string, typ quant.Type, shape []int64, f form, code
 	}
 	t.Bytes = n * f.rows * perRow
 	t.form = &f
-	c.out = append(c.out, t)
-	c.used[scale.Name] = true
+	c.put(t, codes)
+	if scale != nil {
+		scale.used = true
+	}
 	return nil
 }
 
 const maxColumns = 1 << 30
 
 // bad is an error about a tensor.
-func (c *composer) bad(t rawTensor, format string, args ...any) error {
+func (c *composer) bad(t *rawTensor, format string, args ...any) error {
 	return &FormatError{File: c.m.Files[t.file].Path, Off: t.Off, Msg: fmt.Sprintf("tensor %.60q ", t.Name) + fmt.Sprintf(format, args...)}
 }
 
 // fp4 is MXFP4 of that shape: E2M1 codes, an E8M0 exponent for each 32.
-func (c *composer) fp4(name string, shape []int64, codes, scale rawTensor) error {
+func (c *composer) fp4(name string, shape []int64, codes, scale *rawTensor) error {
 	n := int64(1)
 	for _, d := range shape {
 		n *= d // of half as many bytes as there are
@@ -144,9 +180,9 @@ func (c *composer) fp4(name string, shape []int64, codes, scale rawTensor) error
 }
 
 // int4 is compressed-tensors' pack-quantized, symmetric, in groups of a row.
-func (c *composer) int4(name string, shape []int64, codes, scale rawTensor) error {
+func (c *composer) int4(name string, shape []int64, codes, scale *rawTensor) error {
 	for _, other := range [...]string{"_zero_point", "_g_idx"} {
-		if x, ok := c.raw[name+other]; ok {
+		if x, ok := c.find(name, other); ok {
 			return c.bad(x, "is there, but of packed integers only symmetric ones in groups of neighbours are supported")
 		}
 	}
@@ -171,8 +207,8 @@ func (c *composer) int4(name string, shape []int64, codes, scale rawTensor) erro
 }
 
 // float8 is FP8-E4M3 with a scale for each block of 128x128, each row, or the whole.
-func (c *composer) float8(codes rawTensor) error {
-	var scale rawTensor
+func (c *composer) float8(codes *rawTensor) error {
+	var scale *rawTensor
 	for _, suffix := range [...]string{"_scale_inv", "_scale"} {
 		if s, ok := c.raw[codes.Name+suffix]; ok {
 			scale = s
@@ -180,7 +216,7 @@ func (c *composer) float8(codes rawTensor) error {
 		}
 	}
 	f := form{weave: float8}
-	if scale.Name != "" {
+	if scale != nil {
 		last := len(codes.Shape) - 1
 		rows, cols, n := codes.Shape[last-1], codes.Shape[last], int64(1)
 		for _, d := range codes.Shape[:last-1] {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -57,6 +58,85 @@ func TestInspect(t *testing.T) {
 				t.Errorf("%s: the lines lack the type %s", c.model, name)
 			}
 		}
+	}
+}
+
+// TestInspectRoles: what each weight is for, what a token reads, and what comes with
+// the weights.
+func TestInspectRoles(t *testing.T) {
+	o := mustRun(t, "inspect", demo, "--json").object(t)
+	if at(t, o, "tokenizer") != "gpt2, glm4" || at(t, o, "chat_template_from") != "tokenizer.chat_template" || at(t, o, "mtp_usable") != true ||
+		number(t, o, "roles", "MTP", "bytes") != number(t, o, "nextn_bytes") || at(t, o, "roles", "head", "types", "Q6_K") == nil {
+		t.Errorf("%v", o)
+	}
+	models := []string{demo, tinyGLM4, tinyQwen3}
+	for _, name := range []string{"glm4_moe_mtp", "gpt_oss", "deepseek_v32", "qwen3_next"} {
+		models = append(models, filepath.Join("oracles/hf", name))
+	}
+	for i, model := range models {
+		if i > 2 {
+			model = shared(t, model)
+		}
+		o = mustRun(t, "inspect", model, "--json").object(t)
+		types, sum := at(t, o, "types").(map[string]any), int64(0)
+		for name := range types {
+			sum += number(t, types, name, "bytes")
+		}
+		roles := at(t, o, "roles").(map[string]any)
+		for name := range roles {
+			of := at(t, roles, name, "types").(map[string]any)
+			n := int64(0)
+			for typ := range of {
+				n += number(t, of, typ, "bytes")
+			}
+			if n != number(t, roles, name, "bytes") || n == 0 {
+				t.Errorf("%s: %s has %v", model, name, roles[name])
+			}
+			sum -= n
+		}
+		if sum != number(t, o, "unused_bytes") || sum < 0 {
+			t.Errorf("%s: the roles lack %d bytes, not %d", model, sum, number(t, o, "unused_bytes"))
+		}
+		if number(t, roles, "routed experts", "bytes") != number(t, o, "expert_bytes") {
+			t.Errorf("%s: experts of %v and of %v bytes", model, at(t, roles, "routed experts"), at(t, o, "expert_bytes"))
+		}
+		for _, role := range []string{"embedding", "attention", "router", "norms", "head"} {
+			at(t, roles, role)
+		}
+		cold := number(t, o, "bytes_per_token")
+		rates := at(t, o, "bytes_per_token_at_hit_percent").(map[string]any)
+		if number(t, rates, "0") != cold || number(t, rates, "50") != cold/2 || number(t, rates, "99") != cold/100 {
+			t.Errorf("%s: of %d bytes a token: %v", model, cold, rates)
+		}
+	}
+}
+
+// Which file the template is of, and that none of several can be taken.
+func TestInspectTemplate(t *testing.T) {
+	dir := shared(t, "oracles/hf/glm4_moe")
+	to := t.TempDir()
+	if err := os.CopyFS(to, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct{ file, text, from, fault string }{
+		{"tokenizer_config.json", `{"chat_template":"{{ messages }}"}`, "tokenizer_config.json", ""},
+		{"tokenizer_config.json", `{"chat_template":[{"name":"a","template":"x"}]}`, "tokenizer_config.json", "default"},
+		{"chat_template.json", `{"chat_template":7}`, "chat_template.json", "neither a text nor a list"},
+	} {
+		os.Remove(filepath.Join(to, x.file))
+		if err := os.WriteFile(filepath.Join(to, x.file), []byte(x.text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		r := mustRun(t, "inspect", to, "--json").object(t)
+		if at(t, r, "chat_template_from") != x.from || at(t, r, "tokenizer") != "tokenizer.json, BPE" {
+			t.Errorf("%v of %v, want %s", at(t, r, "chat_template_from"), at(t, r, "tokenizer"), x.from)
+		}
+		if text, _ := r["chat_template_error"].(string); (text != "") != (x.fault != "") || !strings.Contains(text, x.fault) {
+			t.Errorf("%s: %q", x.file, text)
+		}
+	}
+	if out := mustRun(t, "inspect", to).out; !strings.Contains(out, "chat_template.json, which cannot be used") {
+		t.Error(out)
 	}
 }
 

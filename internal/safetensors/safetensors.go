@@ -211,54 +211,32 @@ func parse(r io.ReaderAt, size int64) ([]Tensor, error) {
 // checks all that it says. It gives the tensors in the order of their data;
 // offsets are relative to the data, which has data bytes.
 func ParseHeader(b []byte, data int64) ([]Tensor, error) {
-	d := json.NewDecoder(bytes.NewReader(b))
-	if tok, err := d.Token(); err != nil || tok != json.Delim('{') {
-		return nil, errors.New("its header is no JSON object: it is damaged or no safetensors file")
+	entries, ok := scanHeader(b)
+	if !ok {
+		var err error
+		if entries, err = decodeHeader(b); err != nil {
+			return nil, err
+		}
 	}
-	var tensors []Tensor
-	seen := map[string]bool{}
-	for d.More() {
-		tok, err := d.Token()
-		if err != nil {
-			return nil, fmt.Errorf("its header, byte %d: %w", 8+d.InputOffset(), err)
+	tensors := make([]Tensor, len(entries))
+	seen := make(map[string]bool, len(entries))
+	for i, e := range entries {
+		if seen[e.name] {
+			return nil, fmt.Errorf("its header: %.60q appears twice", e.name)
 		}
-		name := tok.(string) // in an object, a token before a value is its key
-		if seen[name] {
-			return nil, fmt.Errorf("its header, byte %d: %.60q appears twice", 8+d.InputOffset(), name)
-		}
-		seen[name] = true
-		if name == "__metadata__" {
-			var skipped map[string]string
-			if err := d.Decode(&skipped); err != nil {
-				return nil, fmt.Errorf("its header, byte %d: __metadata__: %w", 8+d.InputOffset(), err)
-			}
-			continue
-		}
-		var e struct {
-			DType   DType   `json:"dtype"`
-			Shape   []int64 `json:"shape"`
-			Offsets []int64 `json:"data_offsets"`
-		}
-		if err := d.Decode(&e); err != nil {
-			return nil, fmt.Errorf("its header, byte %d: tensor %.60q: %w", 8+d.InputOffset(), name, err)
-		}
-		t := Tensor{Spec: Spec{Name: name, DType: e.DType, Shape: e.Shape}}
+		seen[e.name] = true
+		t := &tensors[i]
+		t.Spec, t.Off = Spec{Name: e.name, DType: e.dtype, Shape: e.shape}, e.offsets[0]
+		var err error
 		if t.Bytes, err = t.Spec.Bytes(); err != nil {
 			return nil, err
 		}
-		if len(e.Offsets) != 2 || e.Offsets[0] < 0 || e.Offsets[1] < e.Offsets[0] || e.Offsets[1] > data {
-			return nil, fmt.Errorf("tensor %.60q has bytes %.6v of the data, which has %d: it is cut short or damaged", name, e.Offsets, data)
+		if t.Off < 0 || e.offsets[1] < t.Off || e.offsets[1] > data {
+			return nil, fmt.Errorf("tensor %.60q has bytes %d of the data, which has %d: it is cut short or damaged", e.name, e.offsets, data)
 		}
-		if t.Off = e.Offsets[0]; e.Offsets[1]-t.Off != t.Bytes {
-			return nil, fmt.Errorf("tensor %.60q has %d bytes, but its shape %v of %s needs %d", name, e.Offsets[1]-t.Off, t.Shape, t.DType, t.Bytes)
+		if e.offsets[1]-t.Off != t.Bytes {
+			return nil, fmt.Errorf("tensor %.60q has %d bytes, but its shape %v of %s needs %d", e.name, e.offsets[1]-t.Off, t.Shape, t.DType, t.Bytes)
 		}
-		tensors = append(tensors, t)
-	}
-	if _, err := d.Token(); err != nil {
-		return nil, fmt.Errorf("its header, byte %d: %w", 8+d.InputOffset(), err)
-	}
-	if rest := bytes.TrimRight(b[d.InputOffset():], " \n\r\t\x00"); len(rest) > 0 {
-		return nil, fmt.Errorf("its header, byte %d: text after the object", 8+d.InputOffset())
 	}
 	slices.SortStableFunc(tensors, func(a, b Tensor) int {
 		switch {
@@ -280,4 +258,51 @@ func ParseHeader(b []byte, data int64) ([]Tensor, error) {
 		return nil, fmt.Errorf("its tensors have %d bytes, but its data has %d: it is damaged", end, data)
 	}
 	return tensors, nil
+}
+
+// decodeHeader is the entries of any header.
+func decodeHeader(b []byte) ([]entry, error) {
+	d := json.NewDecoder(bytes.NewReader(b))
+	if tok, err := d.Token(); err != nil || tok != json.Delim('{') {
+		return nil, errors.New("its header is no JSON object: it is damaged or no safetensors file")
+	}
+	var entries []entry
+	meta := false
+	for d.More() {
+		tok, err := d.Token()
+		if err != nil {
+			return nil, fmt.Errorf("its header, byte %d: %w", 8+d.InputOffset(), err)
+		}
+		name := tok.(string) // in an object, a token before a value is its key
+		if name == "__metadata__" {
+			if meta {
+				return nil, fmt.Errorf("its header, byte %d: %q appears twice", 8+d.InputOffset(), name)
+			}
+			meta = true
+			var skipped map[string]string
+			if err := d.Decode(&skipped); err != nil {
+				return nil, fmt.Errorf("its header, byte %d: __metadata__: %w", 8+d.InputOffset(), err)
+			}
+			continue
+		}
+		var e struct {
+			DType   DType   `json:"dtype"`
+			Shape   []int64 `json:"shape"`
+			Offsets []int64 `json:"data_offsets"`
+		}
+		if err := d.Decode(&e); err != nil {
+			return nil, fmt.Errorf("its header, byte %d: tensor %.60q: %w", 8+d.InputOffset(), name, err)
+		}
+		if len(e.Offsets) != 2 {
+			return nil, fmt.Errorf("tensor %.60q has bytes %.6v of the data: want a first and a last", name, e.Offsets)
+		}
+		entries = append(entries, entry{name, e.DType, e.Shape, [2]int64(e.Offsets)})
+	}
+	if _, err := d.Token(); err != nil {
+		return nil, fmt.Errorf("its header, byte %d: %w", 8+d.InputOffset(), err)
+	}
+	if rest := bytes.TrimRight(b[d.InputOffset():], " \n\r\t\x00"); len(rest) > 0 {
+		return nil, fmt.Errorf("its header, byte %d: text after the object", 8+d.InputOffset())
+	}
+	return entries, nil
 }
