@@ -221,7 +221,7 @@ func (s *deltaInputs) head(w *worker, from, width int, unit []float32) {
 		w.saw(w.k.cleanTo(row(p), x, arith.TinyBits))
 		clear(x)
 		for tap := range taps {
-			addProducts(x, s.w.Conv[tap*channels+from:][:width], row(p+1-taps+tap))
+			w.k.addProducts(x, s.w.Conv[tap*channels+from:][:width], row(p+1-taps+tap))
 		}
 		w.k.gate(x, t.ones[:width])
 		tiny := uint32(arith.TinyBits)
@@ -233,14 +233,6 @@ func (s *deltaInputs) head(w *worker, from, width int, unit []float32) {
 	}
 	for p := 1 - taps; p < 0; p++ {
 		copy(s.to.past[(p+taps-1)*channels+from:][:width], row(s.n+p))
-	}
-}
-
-// addProducts is y = y + w*x.
-func addProducts(y, w, x []float32) {
-	w, x = w[:len(y)], x[:len(y)]
-	for i := range y {
-		y[i] += float32(w[i] * x[i])
 	}
 }
 

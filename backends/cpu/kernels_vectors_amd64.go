@@ -9,6 +9,7 @@ var (
 	expSumKernels      = []kernel[func(x []float32, top float32) float32]{{Go, expSum}, {AVX2, expSumAVX2}, {AVX512, expSumAVX512}}
 	scaleByKernels     = []kernel[func(x []float32, r float32)]{{Go, scaleBy}, {AVX2, scaleByAVX2}, {AVX512, scaleByAVX512}}
 	addKernels         = []kernel[func(x, y []float32)]{{Go, add}, {AVX2, addAVX2}, {AVX512, addAVX512}}
+	addProductsKernels = []kernel[func(y, w, x []float32)]{{Go, addProducts}, {AVX2, addProductsAVX2}, {AVX512, addProductsAVX512}}
 	combineKernels     = []kernel[func(x, out []float32, stride int, weights, shared []float32)]{{Go, combine}, {AVX2, combineAVX2}, {AVX512, combineAVX512}}
 	rotateKernels      = []kernel[func(x, cos, sin []float32, headDim int)]{{Go, rotate}, {AVX2, rotateAVX2}, {AVX512, rotateAVX512}}
 	rotatePairsKernels = []kernel[func(x, cos, sin []float32, headDim int)]{{Go, rotatePairs}, {AVX2, rotatePairsAVX2}}

@@ -11,6 +11,7 @@ var (
 	expSumKernels      = []kernel[func(x []float32, top float32) float32]{{Go, expSum}}
 	scaleByKernels     = []kernel[func(x []float32, r float32)]{{Go, scaleBy}}
 	addKernels         = []kernel[func(x, y []float32)]{{Go, add}}
+	addProductsKernels = []kernel[func(y, w, x []float32)]{{Go, addProducts}}
 	combineKernels     = []kernel[func(x, out []float32, stride int, weights, shared []float32)]{{Go, combine}}
 	rotateKernels      = []kernel[func(x, cos, sin []float32, headDim int)]{{Go, rotate}}
 	rotatePairsKernels = []kernel[func(x, cos, sin []float32, headDim int)]{{Go, rotatePairs}}

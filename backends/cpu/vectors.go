@@ -18,6 +18,7 @@ type vectorKernels struct {
 	expSum      func(x []float32, top float32) float32
 	scaleBy     func(x []float32, r float32)
 	add         func(x, y []float32)
+	addProducts func(y, w, x []float32)
 	combine     func(x, out []float32, stride int, weights, shared []float32)
 	rotate      func(x, cos, sin []float32, headDim int)
 	rotatePairs func(x, cos, sin []float32, headDim int)
@@ -35,6 +36,7 @@ func vectorKernelsFor(l Level) vectorKernels {
 		expSum:      pick(l, expSumKernels),
 		scaleBy:     pick(l, scaleByKernels),
 		add:         pick(l, addKernels),
+		addProducts: pick(l, addProductsKernels),
 		combine:     pick(l, combineKernels),
 		rotate:      pick(l, rotateKernels),
 		rotatePairs: pick(l, rotatePairsKernels),
@@ -108,6 +110,14 @@ func expSum(x []float32, top float32) float32 {
 		l[i&15] += e
 	}
 	return arith.Tree16(&l)
+}
+
+// addProducts is y = y + w*x.
+func addProducts(y, w, x []float32) {
+	w, x = w[:len(y)], x[:len(y)]
+	for i := range y {
+		y[i] += float32(w[i] * x[i])
+	}
 }
 
 // scaleBy is x = x*r.

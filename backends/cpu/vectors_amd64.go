@@ -26,6 +26,9 @@ func scaleByAVX2(x []float32, r float32)
 // addAVX2 is add.
 func addAVX2(x []float32, y []float32)
 
+// addProductsAVX2 is addProducts.
+func addProductsAVX2(y []float32, w []float32, x []float32)
+
 // combineAVX2 is combine.
 func combineAVX2(x []float32, out []float32, stride int, weights []float32, shared []float32)
 
@@ -61,6 +64,9 @@ func scaleByAVX512(x []float32, r float32)
 
 // addAVX512 is add.
 func addAVX512(x []float32, y []float32)
+
+// addProductsAVX512 is addProducts.
+func addProductsAVX512(y []float32, w []float32, x []float32)
 
 // combineAVX512 is combine.
 func combineAVX512(x []float32, out []float32, stride int, weights []float32, shared []float32)

@@ -895,6 +895,48 @@ each_done:
 	VZEROUPPER
 	RET
 
+// func addProductsAVX2(y []float32, w []float32, x []float32)
+// Requires: AVX
+TEXT ·addProductsAVX2(SB), NOSPLIT, $0-72
+	MOVQ y_base+0(FP), AX
+	MOVQ w_base+24(FP), CX
+	MOVQ x_base+48(FP), DX
+	MOVQ y_len+8(FP), BX
+
+each:
+	CMPQ    BX, $0x08
+	JLT     each_end
+	VMOVUPS (AX), Y0
+	VMOVUPS (CX), Y1
+	VMOVUPS (DX), Y2
+	VMULPS  Y2, Y1, Y1
+	VADDPS  Y1, Y0, Y0
+	VMOVUPS Y0, (AX)
+	ADDQ    $0x20, AX
+	ADDQ    $0x20, CX
+	ADDQ    $0x20, DX
+	SUBQ    $0x08, BX
+	JMP     each
+
+each_end:
+	TESTQ      BX, BX
+	JZ         each_done
+	LEAQ       constant1<>+0(SB), SI
+	MOVQ       $0x00000010, DI
+	SUBQ       BX, DI
+	VMOVUPS    (SI)(DI*4), Y3
+	VMOVUPS    32(SI)(DI*4), Y0
+	VMASKMOVPS (AX), Y3, Y0
+	VMASKMOVPS (CX), Y3, Y1
+	VMASKMOVPS (DX), Y3, Y2
+	VMULPS     Y2, Y1, Y1
+	VADDPS     Y1, Y0, Y0
+	VMASKMOVPS Y0, Y3, (AX)
+
+each_done:
+	VZEROUPPER
+	RET
+
 // func combineAVX2(x []float32, out []float32, stride int, weights []float32, shared []float32)
 // Requires: AVX, AVX2
 TEXT ·combineAVX2(SB), NOSPLIT, $0-104
@@ -2045,6 +2087,47 @@ each_end:
 	KMOVW     BX, K1
 	VMOVUPS.Z (AX), K1, Z0
 	VMOVUPS.Z (DX), K1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)
+
+each_done:
+	VZEROUPPER
+	RET
+
+// func addProductsAVX512(y []float32, w []float32, x []float32)
+// Requires: AVX, AVX512F
+TEXT ·addProductsAVX512(SB), NOSPLIT, $0-72
+	MOVQ y_base+0(FP), AX
+	MOVQ w_base+24(FP), DX
+	MOVQ x_base+48(FP), BX
+	MOVQ y_len+8(FP), CX
+
+each:
+	CMPQ    CX, $0x10
+	JLT     each_end
+	VMOVUPS (AX), Z0
+	VMOVUPS (DX), Z1
+	VMOVUPS (BX), Z2
+	VMULPS  Z2, Z1, Z1
+	VADDPS  Z1, Z0, Z0
+	VMOVUPS Z0, (AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, DX
+	ADDQ    $0x40, BX
+	SUBQ    $0x10, CX
+	JMP     each
+
+each_end:
+	TESTQ     CX, CX
+	JZ        each_done
+	MOVL      $0x00000001, SI
+	SHLL      CL, SI
+	DECL      SI
+	KMOVW     SI, K1
+	VMOVUPS.Z (AX), K1, Z0
+	VMOVUPS.Z (DX), K1, Z1
+	VMOVUPS.Z (BX), K1, Z2
+	VMULPS    Z2, Z1, Z1
 	VADDPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)
 

@@ -34,6 +34,7 @@ func BenchmarkVectors(b *testing.B) {
 			{"sigmoidGate", n, func() { copy(z, x); k.sigmoidGate(z, y) }},
 			{"softmax", n, func() { copy(z, x); k.softmax(z, 0, nil) }},
 			{"add", n, func() { k.add(z, x) }},
+			{"addProducts", n, func() { k.addProducts(z, x, y) }},
 			{"combine8", 8 * n, func() { k.combine(w, out, n, weights, nil) }},
 			{"rotate", n, func() { k.rotate(w, x[:dim/2], y[:dim/2], dim) }},
 			{"rotatePairs", n, func() { k.rotatePairs(w, x[:dim/2], y[:dim/2], dim) }},

@@ -200,7 +200,7 @@ func TestLargest(t *testing.T) {
 	})
 }
 
-func TestScaleByAndAdd(t *testing.T) {
+func TestSums(t *testing.T) {
 	each(t, scaleByKernels, func(t *testing.T, want, run func(x []float32, r float32)) {
 		tried(func(rng *rand.Rand, what string, n, kind int) {
 			r := float32(rng.NormFloat64())
@@ -216,6 +216,14 @@ func TestScaleByAndAdd(t *testing.T) {
 				return func(v [][]float32) any { f(v[0], v[1]); return nil }
 			}
 			compare(t, rng, what, of(want), of(run), kinds(rng, n, kind), kinds(rng, n, kind))
+		})
+	})
+	each(t, addProductsKernels, func(t *testing.T, want, run func(y, w, x []float32)) {
+		tried(func(rng *rand.Rand, what string, n, kind int) {
+			of := func(f func(y, w, x []float32)) func([][]float32) any {
+				return func(v [][]float32) any { f(v[0], v[1], v[2]); return nil }
+			}
+			compare(t, rng, what, of(want), of(run), kinds(rng, n, kind), kinds(rng, n, kind), kinds(rng, n, kind))
 		})
 	})
 }

@@ -18,6 +18,7 @@ func vectors() {
 		largest(l)
 		scaleBy(l)
 		add(l)
+		addProducts(l)
 		combine(l)
 		rotate(l)
 		quantize(l, 32)
@@ -219,6 +220,24 @@ func add(l level) {
 		l.load(Mem{Base: y}, k, u)
 		VADDPS(u, v, v)
 		l.store(v, k, Mem{Base: x})
+	})
+	VZEROUPPER()
+	RET()
+}
+
+func addProducts(l level) {
+	TEXT("addProducts"+l.name, NOSPLIT, "func(y, w, x []float32)")
+	Doc("addProducts" + l.name + " is addProducts.")
+	y, w, x := Load(Param("y").Base(), GP64()), Load(Param("w").Base(), GP64()), Load(Param("x").Base(), GP64())
+	n := Load(Param("y").Len(), GP64())
+	v, u, t := l.reg(), l.reg(), l.reg()
+	l.each("each", n, []reg.Register{y, w, x}, func(k mask) {
+		l.load(Mem{Base: y}, k, v)
+		l.load(Mem{Base: w}, k, u)
+		l.load(Mem{Base: x}, k, t)
+		VMULPS(t, u, u)
+		VADDPS(u, v, v)
+		l.store(v, k, Mem{Base: y})
 	})
 	VZEROUPPER()
 	RET()
