@@ -218,7 +218,14 @@ func TestDescribe(t *testing.T) {
 	}{
 		{"all", "glm4moe", func(*header) {}, glm, []int{1, 2}},
 		{"a nextn layer is not run", "glm4moe", func(h *header) { h.set("glm4moe.nextn_predict_layers", uint32(1)) }, nextn, []int{1}},
-		{"no shared expert", "glm4moe", func(h *header) { h.set("glm4moe.expert_shared_count", uint32(0)) }, noDense, []int{1, 2}},
+		{"no shared expert", "glm4moe", func(h *header) {
+			h.set("glm4moe.expert_shared_count", uint32(0))
+			for _, i := range []int{1, 2} { // weights that nothing reads are refused
+				for _, part := range []string{"gate", "up", "down"} {
+					h.drop(fmt.Sprintf("blk.%d.ffn_%s_shexp.weight", i, part))
+				}
+			}
+		}, noDense, []int{1, 2}},
 		{"defaults", "glm4moe", func(h *header) {
 			for _, key := range []string{"nextn_predict_layers", "expert_shared_count", "expert_gating_func", "expert_weights_norm", "expert_group_count", "attention.key_length", "attention.value_length"} {
 				h.unset("glm4moe." + key)
@@ -257,10 +264,13 @@ func TestDescribe(t *testing.T) {
 		{"no list of tokens", "qwen3moe", func(h *header) { h.unset("tokenizer.ggml.tokens") }, bare, []int{0, 1}},
 		{"dims of 1 behind a vector", "qwen3moe", func(h *header) { h.tensor("output_norm.weight").Dims = []int64{32, 1, 1} }, qwen, []int{0, 1}},
 		{"all", "gpt-oss", func(*header) {}, oss, []int{0, 1}},
-		{"plain rotations", "gpt-oss", func(h *header) { h.unset("gpt-oss.rope.scaling.type") }, oss, []int{0, 1}},
+		{"plain rotations", "gpt-oss", func(h *header) {
+			h.unset("gpt-oss.rope.scaling.type")
+			h.unset("gpt-oss.rope.scaling.factor") // without its kind it is refused
+		}, oss, []int{0, 1}},
 		{"all", "llama4", func(*header) {}, llama, []int{1, 3}},
 		{"defaults, frequencies divided by a tensor", "llama4", func(h *header) {
-			for _, key := range []string{"attention.sliding_window", "attention.temperature_length", "attention.temperature_scale", "attention.qk_norm", "rope.scaling.type", "expert_shared_count"} {
+			for _, key := range []string{"attention.sliding_window", "attention.temperature_length", "attention.temperature_scale", "attention.qk_norm", "rope.scaling.type", "rope.scaling.factor", "expert_shared_count"} {
 				h.unset("llama4." + key)
 			}
 			h.add("rope_freqs.weight", 4)

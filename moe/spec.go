@@ -167,6 +167,7 @@ func Describe(file *tiers.Model) (*Spec, error) {
 	s.Name, _ = file.Meta.String("general.name")
 	l := newLoader(s, nil)
 	open(l, s, 0)
+	l.contradictions(s)
 	if l.err != nil {
 		return nil, l.err
 	}
