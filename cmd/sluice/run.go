@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"path/filepath"
 	"strings"
 
@@ -56,35 +55,37 @@ func (f samplingFlags) check() error {
 
 // resolve settles each value and notes where it came from.
 func (f samplingFlags) resolve(p *engine.Plan) (moe.Sampling, error) {
-	meta := p.File.Meta
-	float := func(flag, key string, value float64) float64 {
+	of, err := readSampling(p.File.Meta)
+	if err != nil {
+		return moe.Sampling{}, err
+	}
+	settle := func(flag string, value any, file *float64) float64 {
 		origin := givenOr(f.m, flag)
-		if v, ok := meta.Float("general.sampling." + key); ok && origin == engine.FromDefault {
-			origin, value = engine.FromFile, math.Round(v*1e6)/1e6 // the file's float32, as it was meant
+		number, whole := value.(float64)
+		if !whole {
+			number = float64(value.(int))
+		}
+		if file != nil && origin == engine.FromDefault {
+			origin, number = engine.FromFile, *file
+			if value = number; !whole {
+				value = int(number)
+			}
 		}
 		p.Settings.Set(engine.Setting{Name: flag, Value: value, Origin: origin})
-		return value
+		return number
 	}
 	s := moe.Sampling{
-		Temp:          float("temp", "temp", *f.temp),
-		TopP:          float("top-p", "top_p", *f.topP),
-		MinP:          float("min-p", "min_p", *f.minP),
-		RepeatPenalty: float("repeat-penalty", "penalty_repeat", *f.penalty),
+		Temp:          settle("temp", *f.temp, of.temp),
+		TopP:          settle("top-p", *f.topP, of.topP),
+		MinP:          settle("min-p", *f.minP, of.minP),
+		RepeatPenalty: settle("repeat-penalty", *f.penalty, of.penalty),
 		RepeatLast:    repeatLast,
-		TopK:          *f.topK,
+		TopK:          int(settle("top-k", *f.topK, of.topK)),
 		Seed:          *f.seed,
 	}
-	origin := givenOr(f.m, "top-k")
-	if v, ok := meta.Int("general.sampling.top_k"); ok && origin == engine.FromDefault {
-		origin, s.TopK = engine.FromFile, int(max(0, min(v, math.MaxInt32)))
-	}
-	p.Settings.Set(engine.Setting{Name: "top-k", Value: s.TopK, Origin: origin})
 	p.Settings.Set(engine.Setting{Name: "seed", Value: s.Seed, Origin: givenOr(f.m, "seed")})
-	if err := meta.Err(); err != nil {
-		return s, err
-	}
 	if err := s.Check(); err != nil {
-		return s, fmt.Errorf("the model's general.sampling.* are out of range: %w, by the flag of that name", err)
+		return s, fmt.Errorf("the model's %s out of range: %w, by the flag of that name", of.where, err)
 	}
 	return s, nil
 }
