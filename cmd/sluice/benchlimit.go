@@ -14,7 +14,7 @@ import (
 )
 
 func benchLimit(ctx context.Context, s streams, args []string) error {
-	m := newModelFlags(s, "bench limit", "run a model from a cold start under a limit of memory, in a cgroup, and hold its decode time against what the drive and the arithmetic allow; other flags go to run. Needs root")
+	m := newModelFlags(s, "bench limit", "run a model from a cold start under a limit of memory, in a cgroup, and hold its decode time against what the drive and the arithmetic allow (--temp 0 for a greedy text, --temp 1 --seed N for a sampled one, whose experts repeat less); other flags go to run. Needs root")
 	newSamplingFlags(m)
 	own := pflag.NewFlagSet("", pflag.ContinueOnError)
 	limit := own.String("memory", "3GiB", "the limit")
@@ -101,9 +101,10 @@ func printLimit(w io.Writer, x bench.LimitSample) {
 	if x.Mode == storage.MMap.String() {
 		which = "read"
 	}
-	fmt.Fprintf(w, "  missed: %s a token, %.1f %% of the routed experts; read from the drive: %s a token\n",
-		size(int64(x.Missed)), 100*float64(r.Decode.Misses)/float64(max(1, r.Decode.Routed)), size(int64(x.Read)))
-	fmt.Fprintf(w, "  drive: %s/s before, %s/s after: %.4g s a token for what was %s\n", size(int64(x.Before)), size(int64(x.After)), perToken(x.IONanos), which)
+	missed := 100 * float64(r.Decode.Misses) / float64(max(1, r.Decode.Routed))
+	fmt.Fprintf(w, "  hits: %.1f %% of the routed experts; temp %s, seed %s, prefetch %s\n", 100-missed, r.Settings["temp"].Text(), r.Settings["seed"].Text(), r.Settings["prefetch"].Text())
+	fmt.Fprintf(w, "  missed: %s a token, %.1f %% of the routed experts; read from the drive: %s a token\n", size(int64(x.Missed)), missed, size(int64(x.Read)))
+	fmt.Fprintf(w, "  drive, by reads of whole experts: %s/s before, %s/s after: %.4g s a token for what was %s\n", size(int64(x.Before)), size(int64(x.After)), perToken(x.IONanos), which)
 	fmt.Fprintf(w, "  compute: %.4g s a token (of the least run that reads into its own memory)\n", perToken(x.ComputeNanos))
 	fmt.Fprintf(w, "  decode time: %.3f x max(compute, %s bytes / rate); expert wait %.1f %% of it\n", x.Ratio, which, x.WaitPct)
 	fmt.Fprintf(w, "  page cache: %s in the cgroup after the run, %s of it inactive; none before\n", size(x.Cache), size(x.InactiveFile))
