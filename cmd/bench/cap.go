@@ -81,7 +81,7 @@ func (b CapBattery) Run(ctx context.Context) (*CapResult, error) {
 	if n := load(); n > busy {
 		res.Notes = append(res.Notes, fmt.Sprintf("the machine is busy (load average %.2f): rates will scatter", n))
 	}
-	one := func(block, arm int) (void bool, err error) {
+	one := func(block, arm int) (void string, err error) {
 		s := CapSample{Block: block, Cap: b.Caps[arm], Start: time.Now().UTC().Format(time.RFC3339), Load: load()}
 		defer func() {
 			if err == nil {
@@ -95,16 +95,16 @@ func (b CapBattery) Run(ctx context.Context) (*CapResult, error) {
 			left, known, err := Evict(res.Evicted)
 			switch {
 			case err != nil:
-				return false, err
+				return "", err
 			case !known && len(res.Samples) == 0:
 				res.Notes = append(res.Notes, "this kernel does not tell what is in the page cache (Linux 6.5 does): that the model has left it is not verified")
 			case left >= 0.01:
-				return false, refusef("%.0f %% of the model stay in the page cache, perhaps mapped or being read by another process: end that, or use --cache warm", 100*left)
+				return "", refusef("%.0f %% of the model stay in the page cache, perhaps mapped or being read by another process: end that, or use --cache warm", 100*left)
 			}
 		}
 		r, err := b.Sluice.run(ctx, append(b.args(b.Caps[arm]), "--json")...)
 		if ctx.Err() != nil {
-			return false, ctx.Err()
+			return "", ctx.Err()
 		}
 		if err == nil {
 			s.Run, s.Effective = &r, r.Settings["cap"].Number()
@@ -118,41 +118,9 @@ func (b CapBattery) Run(ctx context.Context) (*CapResult, error) {
 		default:
 			s.PerToken = float64(r.Decode.LoadBytes) / float64(r.DecodeTokens)
 		}
-		return s.Void != "", nil
+		return s.Void, nil
 	}
-	block := func(n, turn int) (void bool, err error) {
-		for i := range b.Caps {
-			v, err := one(n, (i+turn)%len(b.Caps))
-			if err != nil {
-				return false, err
-			}
-			void = void || v
-		}
-		return void, nil
-	}
-	err = func() error {
-		if !b.Cold {
-			if void, err := block(-1, 0); err != nil || void {
-				return cmp.Or(err, fmt.Errorf("bench: the first run failed: %s", res.lastVoid()))
-			}
-		}
-		blocks, voids := b.Runs, 0
-		for n := 0; n < blocks; n++ {
-			void, err := block(n, n)
-			if err != nil {
-				return err
-			}
-			if void {
-				if voids++; n < b.Runs { // once more, at the end
-					blocks++
-				}
-			}
-		}
-		if 5*voids > b.Runs {
-			res.Refused = fmt.Sprintf("inconclusive: %d of %d blocks are void, the last since %s", voids, blocks, res.lastVoid())
-		}
-		return nil
-	}()
+	res.Refused, err = blocks(b.Runs, len(b.Caps), !b.Cold, one)
 	if sumErr := res.summarize(b.Caps, effective); err == nil {
 		err = sumErr
 	}
@@ -216,15 +184,6 @@ func (b CapBattery) files(slab string) (paths []string, err error) {
 		paths = append(paths, slab)
 	}
 	return paths, nil
-}
-
-func (res *CapResult) lastVoid() string {
-	for _, s := range slices.Backward(res.Samples) {
-		if s.Void != "" {
-			return s.Void
-		}
-	}
-	return ""
 }
 
 // summarize takes medians of the samples that count, and compares.

@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 )
 
 func TestDraftArms(t *testing.T) {
-	got := DraftArms([]int{4, 8}, []string{"mtp", "lookup"}, []int{0, 2})
-	want := []DraftArm{{4, "off", 0}, {4, "mtp", 2}, {4, "lookup", 2}, {8, "off", 0}, {8, "mtp", 2}, {8, "lookup", 2}}
+	got := DraftArms([]int{4, 8}, []string{"mtp", "lookup"}, []int{0, 2}, true)
+	var want []DraftArm
+	for _, c := range []int{4, 8} {
+		want = append(want, DraftArm{c, "off", 0, false}, DraftArm{c, "mtp", 2, false}, DraftArm{c, "mtp", 0, true}, DraftArm{c, "lookup", 2, false}, DraftArm{c, "lookup", 0, true})
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%v", got)
 	}
@@ -40,7 +44,7 @@ func fakeDrafts(asked *[]string, change func(args []string, object string) strin
 // its cap.
 func TestDraftBattery(t *testing.T) {
 	var asked []string
-	b := DraftBattery{Sluice: fakeDrafts(&asked, nil), Arms: DraftArms([]int{4, 8}, []string{"mtp"}, []int{0, 2}), Runs: 8, Args: []string{"--prompt=a"}}
+	b := DraftBattery{Sluice: fakeDrafts(&asked, nil), Arms: DraftArms([]int{4, 8}, []string{"mtp"}, []int{0, 2}, false), Runs: 8, Args: []string{"--prompt=a"}}
 	res, err := b.Run(context.Background())
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +56,7 @@ func TestDraftBattery(t *testing.T) {
 		t.Errorf("%+v", res.Comparisons)
 	}
 	for i, a := range res.Arms {
-		forwards, counted := int64(100), 1.0
+		forwards, counted := 100.0, 1.0
 		if i%2 == 1 {
 			forwards, counted = 50, 1.21
 		}
@@ -82,11 +86,94 @@ func TestDraftBatteryRefuses(t *testing.T) {
 		},
 	} {
 		var asked []string
-		b := DraftBattery{Sluice: fakeDrafts(&asked, change), Arms: DraftArms([]int{4, 8}, []string{"mtp"}, []int{1}), Runs: 1}
+		b := DraftBattery{Sluice: fakeDrafts(&asked, change), Arms: DraftArms([]int{4, 8}, []string{"mtp"}, []int{1}, false), Runs: 1}
 		_, err := b.Run(context.Background())
 		var refused *RefusedError
 		if !errors.As(err, &refused) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// A failed run and one of another cap void their block, which is run once more; too
+// many end in no verdict, and a first that fails in an error.
+func TestDraftBatteryVoid(t *testing.T) {
+	battery := func(fail func(run int) bool, change func(run int, object string) string) DraftBattery {
+		n := 0
+		var asked []string
+		inner := fakeDrafts(&asked, nil)
+		return DraftBattery{Arms: DraftArms([]int{4}, []string{"mtp"}, []int{1}, false), Runs: 6, Sluice: func(ctx context.Context, args ...string) ([]byte, error) {
+			n++
+			if fail(n) {
+				return nil, errors.New("boom")
+			}
+			out, err := inner(ctx, args...)
+			return []byte(change(n, string(out))), err
+		}}
+	}
+	whole := func(_ int, o string) string { return o }
+	res, err := battery(func(run int) bool { return run == 5 }, whole).Run(context.Background())
+	if err != nil || len(res.Samples) != 2*(1+6+1) || res.Arms[0].TokPerSec.N != 6 || res.Samples[4].Void != "boom" || len(res.Comparisons) != 1 || res.Refused != "" {
+		t.Errorf("%v, %+v", err, res)
+	}
+	res, err = battery(func(int) bool { return false }, func(run int, o string) string {
+		if run > 6 {
+			o = strings.Replace(o, `"value": 4`, `"value": 3`, 1)
+		}
+		return o
+	}).Run(context.Background())
+	if err != nil || !strings.Contains(res.Refused, "the last since the cap is 3, at first it was 4") || len(res.Comparisons) > 0 {
+		t.Errorf("%v, %+v", err, res)
+	}
+	if _, err := battery(func(int) bool { return true }, whole).Run(context.Background()); err == nil || !strings.Contains(err.Error(), "the first run failed: boom") {
+		t.Error(err)
+	}
+	_, err = battery(func(int) bool { return false }, func(run int, o string) string {
+		return strings.Replace(o, `"draft_accepted": 20`, fmt.Sprintf(`"draft_accepted": %d`, run), 1)
+	}).Run(context.Background())
+	var refused *RefusedError
+	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "is not the same in each run") {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	res, err = battery(func(run int) bool {
+		if run == 8 {
+			cancel()
+		}
+		return false
+	}, whole).Run(ctx)
+	if err != context.Canceled || res.Arms[1].TokPerSec.N != 2 {
+		t.Errorf("%v, %+v", err, res)
+	}
+}
+
+// The text of the first control is replayed, and gated arms are not forced.
+func TestDraftBatteryReplay(t *testing.T) {
+	var asked []string
+	inner, text := fakeDrafts(&asked, nil), ""
+	b := DraftBattery{Arms: DraftArms([]int{4}, []string{"replay@0.25"}, []int{3}, true), Runs: 1, Sluice: func(ctx context.Context, args ...string) ([]byte, error) {
+		if i := slices.Index(args, "--draft-replay"); i > 0 {
+			path, acceptance, _ := strings.Cut(args[i+1], "@")
+			b, err := os.ReadFile(path)
+			if text = string(b); err != nil || acceptance != "0.25" {
+				t.Error(err, args)
+			}
+		}
+		return inner(ctx, args...)
+	}}
+	res, err := b.Run(context.Background())
+	if err != nil || !strings.Contains(text, `"decode_ns": 4001000000`) {
+		t.Fatalf("%v, replayed %q", err, text)
+	}
+	if forced := strings.Contains(asked[2], "--draft-force") || strings.Contains(asked[2], "--draft-depth"); forced || !strings.Contains(asked[1], "--draft replay --draft-replay") || !strings.Contains(asked[1], "--draft-depth 3 --draft-force") {
+		t.Errorf("%q", asked)
+	}
+	if res.Samples[2].Name != "cap 4 replay@0.25 auto" || len(res.Comparisons) != 2 {
+		t.Errorf("%+v", res)
+	}
+	for text, want := range map[string]bool{"replay@1": true, "replay@0": true, "replay@1.1": false, "replay@-1": false, "replay@NaN": false, "replay": false, "lookup": false} {
+		if _, ok := ReplayOf(text); ok != want {
+			t.Errorf("%s: %v", text, ok)
 		}
 	}
 }

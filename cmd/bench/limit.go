@@ -125,9 +125,7 @@ func (l LimitTrial) one(ctx context.Context, mode string, files []string, larges
 		return s, err
 	}
 	defer func() { err = errors.Join(err, g.remove()) }()
-	// The shell enters the cgroup and becomes the program.
-	in := Program(l.Program, "/bin/sh", "-c", `echo 0 > "$0" && exec "$@"`, filepath.Join(g.dir, "cgroup.procs"))
-	if s.Run, err = in.run(ctx, append([]string{"run", "--storage", mode, "--draft", "off", "--json"}, l.Args...)...); err != nil {
+	if s.Run, err = g.program(l.Program).run(ctx, append([]string{"run", "--storage", mode, "--draft", "off", "--json"}, l.Args...)...); err != nil {
 		return s, fmt.Errorf("bench: %s mode under a limit of %d bytes: %w", mode, l.Memory, err)
 	}
 	if s.Cache, err = g.stat("total_cache", "file"); err != nil {
@@ -204,12 +202,27 @@ type group struct {
 	v2  bool
 }
 
-// newGroup makes one, which is to be removed.
+// Confine is the program at a path with so many bytes of memory, all its runs
+// together, until release. It needs the right to make cgroups.
+func Confine(path string, memory int64) (s Sluice, release func() error, err error) {
+	g, err := newGroup(memory)
+	if err != nil {
+		return nil, nil, err
+	}
+	return g.program(path), g.remove, nil
+}
+
+// program runs in the group: the shell enters it and becomes the program.
+func (g group) program(path string) Sluice {
+	return Program(path, "/bin/sh", "-c", `echo 0 > "$0" && exec "$@"`, filepath.Join(g.dir, "cgroup.procs"))
+}
+
+// newGroup makes one, which is to be removed. Its name begins with that of this
+// process, and is no other's, not even where process ids are counted anew.
 func newGroup(limit int64) (g group, err error) {
-	name := fmt.Sprintf("sluice-bench-%d", os.Getpid())
 	var errs []error
-	for _, g := range []group{{"/sys/fs/cgroup/memory/" + name, false}, {"/sys/fs/cgroup/" + name, true}} {
-		root := filepath.Dir(g.dir)
+	for _, root := range []string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup"} {
+		g := group{v2: root == "/sys/fs/cgroup"}
 		limits := []string{"memory.limit_in_bytes"}
 		value := strconv.FormatInt(limit, 10)
 		if g.v2 {
@@ -220,7 +233,7 @@ func newGroup(limit int64) (g group, err error) {
 			errs = append(errs, err)
 			continue
 		}
-		if err := os.Mkdir(g.dir, 0o755); err != nil {
+		if g.dir, err = os.MkdirTemp(root, fmt.Sprintf("sluice-bench-%d-*", os.Getpid())); err != nil {
 			errs = append(errs, err)
 			continue
 		}

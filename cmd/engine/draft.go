@@ -19,11 +19,21 @@ type Drafting struct {
 	Depth int    // tokens at once, 1 to moe.MostDrafts; 0: by expected gain
 	Force bool   // always, whatever the gate makes of it; needs a named drafter
 	Model string // the file of "model"
+
+	Replay Recording // the text of "replay"
+}
+
+// A Recording is what an earlier run of the same prompt said, for the drafter that
+// replays it: a test of what drafts of a known acceptance do.
+type Recording struct {
+	Name       string  // as it was asked for; "": there is none
+	IDs        []int32 // the prompt and what followed
+	Acceptance float64 // share of proposals that are right, 0 to 1
 }
 
 // Drafters are the values of --draft. auto is the model's drafting layer where it
 // has one, else the lookup.
-func Drafters() []string { return []string{"off", "auto", "mtp", "lookup", "model"} }
+func Drafters() []string { return []string{"off", "auto", "mtp", "lookup", "model", "replay"} }
 
 // Check names the first value that makes no sense.
 func (d Drafting) Check() error {
@@ -36,8 +46,14 @@ func (d Drafting) Check() error {
 		return errors.New("--draft model needs --draft-model FILE, a small model with the same tokenizer")
 	case d.Model != "" && d.By != "model":
 		return fmt.Errorf("--draft-model %s is for --draft model, not for --draft %s", d.Model, cmp.Or(d.By, "off"))
+	case d.By == "replay" && d.Replay.Name == "":
+		return errors.New("--draft replay needs --draft-replay FILE@ACCEPTANCE, what run --json printed for the same prompt")
+	case d.Replay.Name != "" && d.By != "replay":
+		return fmt.Errorf("--draft-replay %s is for --draft replay, not for --draft %s", d.Replay.Name, cmp.Or(d.By, "off"))
+	case !(d.Replay.Acceptance >= 0 && d.Replay.Acceptance <= 1):
+		return fmt.Errorf("--draft-replay %s: an acceptance of %v: use 0 to 1", d.Replay.Name, d.Replay.Acceptance)
 	case d.Force && (d.By == "" || d.By == "off" || d.By == "auto"):
-		return fmt.Errorf("--draft-force makes a named drafter draft always: use it with --draft mtp, lookup or model, not %s", cmp.Or(d.By, "off"))
+		return fmt.Errorf("--draft-force makes a named drafter draft always: use it with --draft mtp, lookup, model or replay, not %s", cmp.Or(d.By, "off"))
 	}
 	return nil
 }
@@ -56,6 +72,11 @@ func (p *Plan) drafting(o Options) error {
 		}
 	case "off":
 		p.draft.By = ""
+	}
+	for i, id := range p.draft.Replay.IDs {
+		if id < 0 || int(id) >= p.Spec.Vocab {
+			return fmt.Errorf("--draft-replay %s: its token %d is %d, and this model's vocabulary has %d: it is of another model", p.draft.Replay.Name, i, id, p.Spec.Vocab)
+		}
 	}
 	p.Config.Drafts = o.Drafts
 	if p.draft.By == "mtp" {
@@ -96,6 +117,9 @@ func (p *Plan) draftSettings(o Options) {
 	p.set("draft-force", o.Draft.Force, o.Draft.Force)
 	if p.draft.By == "model" {
 		p.set("draft-model", p.draft.Model, true)
+	}
+	if p.draft.By == "replay" {
+		p.set("draft-replay", p.draft.Replay.Name, true)
 	}
 }
 
@@ -154,6 +178,8 @@ func (e *Engine) startDrafting(ctx context.Context) error {
 		}
 		e.small = small
 		by = speculative.NewModel(small.Model, small.Config.Ctx)
+	case "replay":
+		by = speculative.NewReplay(e.draft.Replay.IDs, e.Spec.Vocab, e.draft.Replay.Acceptance)
 	default:
 		return nil
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"sluice/backends"
+	"sluice/backends/vulkan"
 	"sluice/moe"
 	"sluice/speculative"
 	"sluice/storage"
@@ -62,7 +64,10 @@ func TestDraftSameBits(t *testing.T) {
 		o := Options{
 			Path: mtp, KV: k.kv, Ctx: 100, Cap: []int{1, 2, 3, 8, 16}[pick(5)], Policy: tiers.Policies()[pick(5)], Threads: 1 + pick(3),
 			Storage: []storage.Mode{storage.Slab, storage.Pread, storage.MMap}[pick(3)], Chunk: []int{2, 7, 16, 64}[pick(4)], Prefetch: tiers.Prefetch(pick(3)),
-			Draft: Drafting{By: []string{"mtp", "lookup", "model", "auto"}[pick(4)], Depth: pick(9)},
+			Draft: Drafting{By: []string{"mtp", "lookup", "model", "replay", "auto"}[pick(5)], Depth: pick(9)},
+		}
+		if o.Draft.By == "replay" {
+			o.Draft.Replay = Recording{"said", slices.Concat(prompt, want[k].IDs), float64(pick(11)) / 10}
 		}
 		if o.Draft.By == "model" {
 			o.Draft.Model = mtp
@@ -85,9 +90,50 @@ func TestDraftSameBits(t *testing.T) {
 		}
 	}
 	t.Logf("proposed %v, accepted %v", proposed, accepted)
-	for _, by := range []string{"mtp", "lookup", "model"} {
+	for _, by := range []string{"mtp", "lookup", "model", "replay"} {
 		if proposed[by] == 0 || by != "lookup" && accepted[by] == 0 {
 			t.Errorf("%s: %d proposed, %d accepted: was it used?", by, proposed[by], accepted[by])
+		}
+	}
+}
+
+// The same with experts in a device's memory, some and all of them.
+func TestDraftSameBitsOnDevice(t *testing.T) {
+	in, err := vulkan.Open(false)
+	if errors.Is(err, vulkan.ErrNoDriver) {
+		t.Skipf("needs a Vulkan driver: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.Close()
+	const tokens = 20
+	prompt := heldout(t, open(t, Options{Path: mtp, Cap: 1}), 24)
+	prompt = append(prompt, prompt[:16]...)
+	greedy := moe.Sampling{TopP: 1, RepeatPenalty: 1}
+	want := sampled(t, open(t, Options{Path: mtp, Ctx: 80, Backend: "cpu"}), greedy, prompt, tokens)
+	for i, vram := range []Budget{{Experts: 6}, {}} {
+		for _, by := range []string{"mtp", "lookup", "model", "replay"} {
+			for _, depth := range []int{1, 8} {
+				o := Options{Path: mtp, Ctx: 80, Cap: 3, Threads: 1, Devices: "vulkan:0", VRAM: vram, Draft: Drafting{By: by, Depth: depth, Force: true}}
+				switch by {
+				case "model":
+					o.Draft.Model = mtp
+				case "replay":
+					o.Draft.Replay = Recording{"said", slices.Concat(prompt, want.IDs), 0.7}
+				}
+				e := open(t, o)
+				r := sampled(t, e, greedy, prompt, tokens)
+				if r.Witness != want.Witness || !slices.Equal(r.IDs, want.IDs) {
+					t.Errorf("%s at depth %d, %v in VRAM: %v (logits %08x), want %v (%08x)", by, depth, vram, r.IDs, r.Witness, want.IDs, want.Witness)
+				}
+				if d, hits := e.Drafts.Report(), e.Cache.Stats().Hits; d.Proposed == 0 || hits.VRAM == 0 || by != "mtp" && (hits.LRU > 0) != (i == 0) { // the drafting layer's experts stay in RAM
+					t.Errorf("%s at depth %d, %v in VRAM: %d proposed, hits %+v", by, depth, vram, d.Proposed, hits)
+				}
+				if err := e.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
 		}
 	}
 }
@@ -226,7 +272,11 @@ func TestDraftingSettled(t *testing.T) {
 		{Options{Path: glm, Draft: Drafting{By: "mtp"}}, "", "has no drafting (nextn) layer"},
 		{Options{Path: glm, Draft: Drafting{By: "magic"}}, "", `no drafter "magic"`},
 		{Options{Path: glm, Draft: Drafting{By: "model"}}, "", "needs --draft-model FILE"},
-		{Options{Path: glm, Draft: Drafting{By: "auto", Force: true}}, "", "use it with --draft mtp, lookup or model"},
+		{Options{Path: glm, Draft: Drafting{By: "auto", Force: true}}, "", "use it with --draft mtp, lookup, model or replay"},
+		{Options{Path: glm, Draft: Drafting{By: "replay"}}, "", "needs --draft-replay FILE@ACCEPTANCE"},
+		{Options{Path: glm, Draft: Drafting{By: "lookup", Replay: Recording{Name: "r"}}}, "", "--draft-replay r is for --draft replay"},
+		{Options{Path: glm, Draft: Drafting{By: "replay", Replay: Recording{Name: "r", Acceptance: 1.5}}}, "", "an acceptance of 1.5: use 0 to 1"},
+		{Options{Path: glm, Draft: Drafting{By: "replay", Replay: Recording{Name: "r", IDs: []int32{1, 1 << 20}}}}, "", "its token 1 is 1048576, and this model's vocabulary has"},
 		{Options{Path: glm, Draft: Drafting{By: "lookup", Depth: 9}}, "", "draft depth of 9"},
 		{Options{Path: glm, Draft: Drafting{By: "lookup", Model: "x"}}, "", "--draft-model x is for --draft model"},
 		{Options{Path: glm, Draft: Drafting{By: "model", Model: demo}}, "", "must have the same tokenizer"},

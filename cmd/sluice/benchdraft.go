@@ -1,10 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/pflag"
@@ -13,13 +17,15 @@ import (
 	"sluice/moe"
 )
 
-func benchDraft(ctx context.Context, s streams, args []string) error {
+func benchDraft(ctx context.Context, s streams, args []string) (failed error) {
 	m := newModelFlags(s, "bench draft", "compare drafters, depths and caps: tokens a second, acceptance and reads, each run a process of its own, interleaved; other flags go to run")
 	newSamplingFlags(m)
 	own := pflag.NewFlagSet("", pflag.ContinueOnError)
 	caps := own.IntSlice("caps", nil, "caps, such as 4,16,64; each has a control without drafts")
 	depths := own.IntSlice("depths", []int{0, 1, 2, 4}, fmt.Sprintf("tokens that are proposed at once, up to %d; 0, the control, is always among them", moe.MostDrafts))
-	drafters := own.StringSlice("drafters", []string{"lookup"}, "drafters: mtp, lookup")
+	drafters := own.StringSlice("drafters", []string{"lookup"}, "drafters: mtp, lookup, or replay@0.8, which replays the control's text, right at that share of the places")
+	gated := own.Bool("gated", false, "beside the depths, an arm for each drafter with which the gate decides whether and how deep, as run does")
+	limit := own.String("memory", "", "run all in a cgroup with this limit of memory, such as 3GiB; needs root")
 	runs := own.Int("runs", 10, "runs of each")
 	prompt := own.StringP("prompt", "p", benchPrompt, "the text to continue")
 	n := own.IntP("tokens", "n", 64, "tokens to generate")
@@ -52,8 +58,15 @@ func benchDraft(ctx context.Context, s streams, args []string) error {
 		}
 	}
 	for _, by := range *drafters {
-		if by != "mtp" && by != "lookup" {
-			return usagef("--drafters %s: use mtp, lookup", by)
+		if _, ok := bench.ReplayOf(by); !ok && by != "mtp" && by != "lookup" {
+			return usagef("--drafters %s: use mtp, lookup, or replay@ACCEPTANCE with 0 to 1", by)
+		}
+	}
+	memory := int64(0)
+	if *limit != "" {
+		var err error
+		if memory, err = parseSize(*limit); err != nil {
+			return usagef("--memory: %v", err)
 		}
 	}
 	o, pass, err := m.passed(own)
@@ -68,33 +81,53 @@ func benchDraft(ctx context.Context, s streams, args []string) error {
 	if err != nil {
 		return fmt.Errorf("bench draft: %w", err)
 	}
-	arms, done := bench.DraftArms(*caps, *drafters, *depths), 0
+	program := bench.Program(exe)
+	if memory > 0 {
+		confined, release, err := bench.Confine(exe, memory)
+		if err != nil {
+			return err
+		}
+		program = confined
+		defer func() { failed = errors.Join(failed, release()) }()
+	}
+	arms, done := bench.DraftArms(*caps, *drafters, *depths, *gated), 0
 	b := bench.DraftBattery{
-		Sluice: bench.Program(exe), Arms: arms, Runs: *runs,
+		Sluice: program, Arms: arms, Runs: *runs,
 		Args: append(pass, "--prompt="+*prompt, fmt.Sprintf("--tokens=%d", *n)),
 		Did: func(x bench.DraftSample) {
 			done++
-			progress(s, "run %d of %d, %s: %.4g tok/s", done, len(arms)*(*runs+1), x.Name, x.TokPerSec)
+			what := fmt.Sprintf("%.4g tok/s", x.TokPerSec)
+			if x.Void != "" {
+				what = "void: " + x.Void
+			}
+			progress(s, "run %d of %d, %s: %s", done, len(arms)*(*runs+1), x.Name, what)
 		},
 	}
 	res, err := b.Run(ctx)
-	if err != nil {
+	if res == nil {
 		return err
 	}
+	var perr error
 	if *m.json {
-		return printJSON(s.out, struct {
+		perr = printJSON(s.out, struct {
 			*benchHead
 			*bench.DraftResult
+			Memory int64  `json:"memory_limit_bytes,omitempty"`
 			Prompt string `json:"prompt"`
 			Tokens int    `json:"tokens"`
 			Runs   int    `json:"runs"`
-		}{head, res, *prompt, *n, *runs})
+		}{head, res, memory, *prompt, *n, *runs})
+	} else {
+		perr = printDrafts(s.out, head, res, memory)
 	}
-	return printDrafts(s.out, head, res)
+	return cmp.Or(err, perr)
 }
 
-func printDrafts(w io.Writer, head *benchHead, res *bench.DraftResult) error {
+func printDrafts(w io.Writer, head *benchHead, res *bench.DraftResult, memory int64) error {
 	head.print(w)
+	if memory > 0 {
+		fmt.Fprintf(w, "limit of memory: %s\n", size(memory))
+	}
 	for _, n := range res.Notes {
 		fmt.Fprintln(w, n)
 	}
@@ -104,9 +137,13 @@ func printDrafts(w io.Writer, head *benchHead, res *bench.DraftResult) error {
 	for _, a := range res.Arms {
 		x, accepted := a.TokPerSec, "-" // of nothing there is no share
 		if a.Proposed > 0 {
-			accepted = fmt.Sprintf("%.1f", 100*float64(a.Accepted)/float64(a.Proposed))
+			accepted = fmt.Sprintf("%.1f", 100*a.Accepted/a.Proposed)
 		}
-		fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%.4g\t%.4g\t%.4g\t%d\t%s\t%d\t%.2f\t%.2f\t%s\t%.0f\t%.1f\t\n", a.Cap, a.Drafter, a.Depth, x.N, x.Median, x.Min, x.Max,
+		depth := strconv.Itoa(a.Depth)
+		if a.Gated {
+			depth = "auto"
+		}
+		fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%.4g\t%.4g\t%.4g\t%.0f\t%s\t%.0f\t%.2f\t%.2f\t%s\t%.0f\t%.1f\t\n", a.Cap, a.Drafter, depth, x.N, x.Median, x.Min, x.Max,
 			a.Proposed, accepted, a.Forwards, a.Counted, a.Predicted, size(int64(a.PerToken)), a.WastedLoads, a.WaitPct)
 	}
 	if err := t.Flush(); err != nil {
@@ -123,11 +160,18 @@ func printDrafts(w io.Writer, head *benchHead, res *bench.DraftResult) error {
 			}
 			fmt.Fprintf(w, "\n  %s:", name)
 		}
-		fmt.Fprintf(w, " %s %.6g;", x.Name, x.TokPerSec)
+		what := fmt.Sprintf("%.6g", x.TokPerSec)
+		if x.Void != "" {
+			what = "void (" + strings.ReplaceAll(x.Void, "\n", " ") + ")"
+		}
+		fmt.Fprintf(w, " %s %s;", x.Name, what)
 	}
 	fmt.Fprint(w, "\n\n")
 	for _, c := range res.Comparisons {
 		fmt.Fprintf(w, "%v\n  %s\n", c, c.Overlap)
+	}
+	if res.Refused != "" {
+		fmt.Fprintln(w, res.Refused)
 	}
 	_, err := fmt.Fprintln(w, "what this does not show: another machine, model, prompt or cache state")
 	return err

@@ -207,10 +207,10 @@ func TestMTPAcceptance(t *testing.T) {
 // TestBenchDraft: each run a process of its own; a table with every sample.
 func TestBenchDraft(t *testing.T) {
 	t.Setenv("SLUICE_TEST_MAIN", "1") // the processes are this binary again
-	args := []string{"bench", "draft", tinyMTP, "--caps", "2,32", "--depths", "0,2", "--drafters", "mtp", "--runs", "1", "-n", "8", "-p", "ab ab ab", "--temp", "0"}
+	args := []string{"bench", "draft", tinyMTP, "--caps", "2,32", "--depths", "0,2", "--drafters", "mtp,replay@0.7", "--gated", "--runs", "1", "-n", "8", "-p", "ab ab ab", "--temp", "0"}
 	r := mustRun(t, args...)
 	r.wants(t, 0)
-	for _, want := range []string{"cap lowered 32 -> 16", "cap 2 mtp 2 against cap 2 off", "cap 32 mtp 2 against cap 32 off", "n = 1 per side", "block 0: cap 2 off "} {
+	for _, want := range []string{"cap lowered 32 -> 16", "cap 2 mtp 2 against cap 2 off", "cap 32 mtp 2 against cap 32 off", "n = 1 per side", "cap 2 replay@0.7 2 against cap 2 off", "cap 32 replay@0.7 auto against cap 32 off", "block 0: cap 2 off "} {
 		if !strings.Contains(r.out, want) {
 			t.Errorf("no %q in\n%s", want, r.out)
 		}
@@ -220,7 +220,9 @@ func TestBenchDraft(t *testing.T) {
 		want string
 	}{
 		{[]string{"--depths", "9"}, "--depths 9: use 0 to 8"},
-		{[]string{"--drafters", "model"}, "--drafters model: use mtp, lookup"},
+		{[]string{"--drafters", "model"}, "--drafters model: use mtp, lookup, or replay@ACCEPTANCE"},
+		{[]string{"--drafters", "replay@2"}, "--drafters replay@2: use mtp, lookup, or replay@ACCEPTANCE with 0 to 1"},
+		{[]string{"--memory", "much"}, "--memory"},
 		{[]string{"--caps", "0"}, "cap 0"},
 	} {
 		sluice("", append(slices.Clone(args), c.args...)...).wants(t, exitUsage, c.want)

@@ -117,7 +117,7 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	if *n < -1 {
 		return usagef("-n %d: use 0 or more tokens, or -1 until the context is full", *n)
 	}
-	if o.Draft, err = draft.options(*trace != ""); err != nil {
+	if o.Draft, err = draft.options(ctx, s, *trace != ""); err != nil {
 		return err
 	}
 	talk, err := readConversation(ctx, m, s, *asChat, *messages, *tools)
