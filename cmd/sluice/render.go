@@ -87,7 +87,7 @@ func renderTemplate(ctx context.Context, template string, messages []chat.Messag
 		switch said := errw.String(); {
 		case strings.Contains(said, "stack exceeds"):
 			words = "calls itself, or nests values, without end"
-		case strings.Contains(said, "memory"), strings.Contains(said, "cannot allocate"), exit.ExitCode() == -1: // -1: killed by the kernel
+		case strings.Contains(said, "memory"), strings.Contains(said, "cannot allocate"), strings.Contains(said, "pthread_create"), exit.ExitCode() == -1: // no room for a thread; -1: killed by the kernel
 			words = fmt.Sprintf("needs more than %s of memory", size(renderMemory))
 		default:
 			if line, _, _ := strings.Cut(said, "\n"); line != "" {
