@@ -107,7 +107,7 @@ func help(w io.Writer) {
 	for _, c := range commands() {
 		fmt.Fprintf(w, "  sluice %-11s%-40s%s\n", c.name, c.usage, c.about)
 	}
-	fmt.Fprint(w, "\nMODEL is a GGUF file, any shard of a split one, or a slab; with none, the demo model.\nsluice COMMAND --help lists the flags of a command.\n")
+	fmt.Fprint(w, "\nMODEL is a GGUF file, a Hugging Face directory, a colibri container or a slab; with none, the demo model.\nsluice COMMAND --help lists the flags of a command.\n")
 }
 
 // errInterrupted says that Ctrl-C ended a command after its summary.
