@@ -112,13 +112,14 @@ func TestHFDescribeRefuses(t *testing.T) {
 		{"the first expert", func(_ map[string]any, s map[string][]int64) {
 			delete(s, "model.layers.0.mlp.experts.0.gate_proj.weight")
 		},
-			"no tensor model.layers.0.mlp.experts.*.gate_proj.weight, or"},
+			"expert 0 of 4 is missing: the file has no tensor model.layers.0.mlp.experts.0.gate_proj.weight"},
 		{"a shape", func(_ map[string]any, s map[string][]int64) {
 			s["model.layers.0.self_attn.q_proj.weight"] = []int64{31, 32}
 		},
 			"tensor model.layers.0.self_attn.q_proj.weight has dims [32 31], want [32 32]"},
 		{"a number", func(c map[string]any, _ map[string][]int64) { delete(c, "num_hidden_layers") }, "lacks config.num_hidden_layers"},
 		{"a word for a number", func(c map[string]any, _ map[string][]int64) { c["num_experts"] = "four" }, `"config.num_experts" is the string "four"`},
+		{"another activation", func(c map[string]any, _ map[string][]int64) { c["hidden_act"] = "gelu" }, `config.hidden_act is "gelu"`},
 		{"no family", func(c map[string]any, _ map[string][]int64) { delete(c, "model_type") }, "lacks model_type"},
 		{"another family", func(c map[string]any, _ map[string][]int64) { c["model_type"] = "bert" }, `architecture "bert" is not supported; supported are`},
 	} {

@@ -177,6 +177,13 @@ func (l *loader) text(key string) (string, bool) {
 
 func (l *loader) has(name string) bool { _, ok := l.find(name); return ok }
 
+// hasPlain says whether the file itself has a tensor of that name.
+func (l *loader) hasPlain(name string) bool {
+	base, _, _ := strings.Cut(name, "[")
+	_, ok := l.file.Tensor(base)
+	return ok
+}
+
 // find finds a tensor by the name that GGUF has for it.
 func (l *loader) find(name string) (tiers.Tensor, bool) {
 	for _, c := range l.candidates(name) {
@@ -209,6 +216,12 @@ func (l *loader) tensor(name string, dims ...int) (tiers.Tensor, []byte) {
 func (l *loader) shaped(name string, dims ...int) (tiers.Tensor, bool) {
 	t, ok := l.find(name)
 	if !ok {
+		for _, c := range l.candidates(name) { // of a stack, the others may be there
+			if second, first := strings.Replace(c, "*", "1", 1), strings.Replace(c, "*", "0", 1); first != c && l.hasPlain(second) {
+				l.fail("expert 0 of %d is missing: the file has no tensor %s; download the model again", dims[len(dims)-1], first)
+				return t, false
+			}
+		}
 		l.fail("the file has no tensor %s: it is incomplete or another variant of the architecture", strings.Join(l.candidates(name), ", or "))
 		return t, false
 	}
@@ -226,7 +239,11 @@ func (l *loader) shaped(name string, dims ...int) (tiers.Tensor, bool) {
 			l.fail("expert %d of %d is missing: the file has no tensor %s; download the model again", t.Dims[len(t.Dims)-1], dims[len(dims)-1], lost)
 			return t, false
 		}
-		l.fail("tensor %s has dims %v, want %v", name, t.Dims, dims)
+		if last := len(dims) - 1; last == 2 && len(t.Dims) == 3 && t.Dims[last] < int64(dims[last]) && strings.Contains(name, "_exps") {
+			l.fail("tensor %s has dims %v, want %v: experts %d to %d are missing; download the model again", name, t.Dims, dims, t.Dims[last], dims[last]-1)
+			return t, false
+		}
+		l.fail("tensor %s has dims %v, want %v: its metadata are of another model, or it is; download the model again", name, t.Dims, dims)
 		return t, false
 	}
 	if t.Type.Kind() == quant.Data {

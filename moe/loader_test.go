@@ -389,8 +389,8 @@ func TestDescribeRefuses(t *testing.T) {
 		{"norm of two dims", "qwen3moe", dims("blk.1.ffn_norm.weight", 32, 2), []string{"blk.1.ffn_norm.weight has dims [32 2], want [32]"}},
 		{"matrix turned round", "qwen3moe", dims("blk.0.attn_k.weight", 16, 32), []string{"blk.0.attn_k.weight has dims [16 32], want [32 16]"}},
 		{"bias of another width", "glm4moe", dims("blk.2.attn_q.bias", 16), []string{"blk.2.attn_q.bias has dims [16], want [32]"}},
-		{"fewer experts than said", "qwen3moe", dims("blk.1.ffn_up_exps.weight", 32, 64, 3), []string{"blk.1.ffn_up_exps.weight has dims [32 64 3], want [32 64 4]"}},
-		{"router of another number", "qwen3moe", dims("blk.1.ffn_gate_inp.weight", 32, 5), []string{"blk.1.ffn_gate_inp.weight has dims [32 5], want [32 4]"}},
+		{"fewer experts than said", "qwen3moe", dims("blk.1.ffn_up_exps.weight", 32, 64, 3), []string{"blk.1.ffn_up_exps.weight has dims [32 64 3], want [32 64 4]", "experts 3 to 3 are missing; download"}},
+		{"router of another number", "qwen3moe", dims("blk.1.ffn_gate_inp.weight", 32, 5), []string{"blk.1.ffn_gate_inp.weight has dims [32 5], want [32 4]", "download the model again"}},
 		{"integers for weights", "qwen3moe", func(h *header) { h.tensor("blk.0.attn_v.weight").Type = quant.I32 }, []string{"blk.0.attn_v.weight is of I32"}},
 		{"integers for experts", "qwen3moe", func(h *header) { h.tensor("blk.0.ffn_down_exps.weight").Type = quant.I32 }, []string{"blk.0.ffn_down_exps.weight is of I32"}},
 	} {

@@ -215,6 +215,9 @@ func open(l *loader, s *Spec, positions int) weights {
 		return weights{}
 	}
 	s.Layers -= s.Nextn
+	if act, ok := l.file.Meta.String(hfPrefix + "hidden_act"); l.hf && ok && act != "silu" && act != "swish" {
+		l.fail("config.hidden_act is %q: experts with another activation than silu are not supported", act)
+	}
 	s.Hidden = l.need("embedding_length", maxDim)
 	s.Ctx = l.need("context_length", maxCtx)
 	s.Vocab = vocabulary(l)

@@ -60,7 +60,7 @@ func hasScales(path string) (bool, error) {
 	if err != nil || !fi.Mode().IsRegular() {
 		return false, nil
 	}
-	f, err := os.Open(path)
+	f, err := openUnwaiting(path)
 	if err != nil {
 		return false, fmt.Errorf("storage: open model: %w", err)
 	}

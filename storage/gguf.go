@@ -201,7 +201,7 @@ func openGGUF(path string) (_ *Model, err error) {
 
 // openShard opens one file, reads its header, and adds it to the model's files.
 func (m *Model) openShard(path string) (shard, error) {
-	f, err := os.Open(path)
+	f, err := openUnwaiting(path)
 	if err != nil {
 		return shard{}, fmt.Errorf("storage: open model: %w", err)
 	}
@@ -209,6 +209,10 @@ func (m *Model) openShard(path string) (shard, error) {
 	if err != nil {
 		f.Close()
 		return shard{}, fmt.Errorf("storage: open model: %w", err)
+	}
+	if !fi.Mode().IsRegular() {
+		f.Close()
+		return shard{}, &FormatError{File: path, Off: -1, Msg: "it is no regular file: a model is read at many positions, so it must lie on a drive"}
 	}
 	m.Files = append(m.Files, File{Path: path, Size: fi.Size(), f: f})
 	s, err := parseGGUF(f, fi.Size(), path)

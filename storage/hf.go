@@ -269,7 +269,7 @@ func (m *Model) openShards(dir string, names []string) ([][]safetensors.Tensor, 
 // absolute.
 func (f *File) openSafetensors() ([]safetensors.Tensor, error) {
 	var err error
-	if f.f, err = os.Open(f.Path); err != nil {
+	if f.f, err = openUnwaiting(f.Path); err != nil {
 		return nil, fmt.Errorf("storage: open model: %w", err)
 	}
 	fi, err := f.f.Stat()
@@ -346,7 +346,7 @@ func hfMeta(dir string) (Meta, error) {
 
 // readBounded reads a file of at most so many bytes.
 func readBounded(path string, most int64) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := openUnwaiting(path)
 	if err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}

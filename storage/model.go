@@ -9,6 +9,8 @@ import (
 	"os"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // A File is one file of a model, open for reading.
@@ -64,6 +66,12 @@ func Open(path string) (*Model, error) {
 		return openHF(path, false)
 	}
 	return openGGUF(path)
+}
+
+// openUnwaiting opens a file for reading. It does not wait, as for the other end of a
+// pipe; what it opens may be no regular file.
+func openUnwaiting(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
 // Paths are the paths of all files of the model and its copies.
