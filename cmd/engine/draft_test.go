@@ -47,7 +47,7 @@ func TestDraftSameBits(t *testing.T) {
 		{Temp: 0.8, TopK: 20, TopP: 0.95, MinP: 0.05, RepeatPenalty: 1, Seed: 5},
 		{Temp: 1, TopP: 1, RepeatPenalty: 1.2, RepeatLast: 16, Seed: 6},
 	}
-	prompt := heldout(t, open(t, Options{Path: mtp, Cap: 1}), 30)
+	prompt := heldout(t, open(t, Options{Path: mtp(t), Cap: 1}), 30)
 	prompt = append(prompt, prompt[:20]...) // something for the lookup
 	type key struct {
 		kv       backends.KVType
@@ -58,11 +58,11 @@ func TestDraftSameBits(t *testing.T) {
 	for i := range combinations {
 		k := key{backends.KVType(pick(3)), pick(len(samplings))}
 		if _, ok := want[k]; !ok {
-			e := open(t, Options{Path: mtp, KV: k.kv, Ctx: 100})
+			e := open(t, Options{Path: mtp(t), KV: k.kv, Ctx: 100})
 			want[k] = sampled(t, e, samplings[k.sampling], prompt, tokens)
 		}
 		o := Options{
-			Path: mtp, KV: k.kv, Ctx: 100, Cap: []int{1, 2, 3, 8, 16}[pick(5)], Policy: tiers.Policies()[pick(5)], Threads: 1 + pick(3),
+			Path: mtp(t), KV: k.kv, Ctx: 100, Cap: []int{1, 2, 3, 8, 16}[pick(5)], Policy: tiers.Policies()[pick(5)], Threads: 1 + pick(3),
 			Storage: []storage.Mode{storage.Slab, storage.Pread, storage.MMap}[pick(3)], Chunk: []int{2, 7, 16, 64}[pick(4)], Prefetch: tiers.Prefetch(pick(3)),
 			Draft: Drafting{By: []string{"mtp", "lookup", "model", "replay", "auto"}[pick(5)], Depth: pick(9)},
 		}
@@ -70,7 +70,7 @@ func TestDraftSameBits(t *testing.T) {
 			o.Draft.Replay = Recording{"said", slices.Concat(prompt, want[k].IDs), float64(pick(11)) / 10}
 		}
 		if o.Draft.By == "model" {
-			o.Draft.Model = mtp
+			o.Draft.Model = mtp(t)
 		}
 		o.Draft.Force = o.Draft.By != "auto" && pick(4) > 0
 		e := open(t, o)
@@ -108,17 +108,17 @@ func TestDraftSameBitsOnDevice(t *testing.T) {
 	}
 	in.Close()
 	const tokens = 20
-	prompt := heldout(t, open(t, Options{Path: mtp, Cap: 1}), 24)
+	prompt := heldout(t, open(t, Options{Path: mtp(t), Cap: 1}), 24)
 	prompt = append(prompt, prompt[:16]...)
 	greedy := moe.Sampling{TopP: 1, RepeatPenalty: 1}
-	want := sampled(t, open(t, Options{Path: mtp, Ctx: 80, Backend: "cpu"}), greedy, prompt, tokens)
+	want := sampled(t, open(t, Options{Path: mtp(t), Ctx: 80, Backend: "cpu"}), greedy, prompt, tokens)
 	for i, vram := range []Budget{{Experts: 6}, {}} {
 		for _, by := range []string{"mtp", "lookup", "model", "replay"} {
 			for _, depth := range []int{1, 8} {
-				o := Options{Path: mtp, Ctx: 80, Cap: 3, Threads: 1, Devices: "vulkan:0", VRAM: vram, Draft: Drafting{By: by, Depth: depth, Force: true}}
+				o := Options{Path: mtp(t), Ctx: 80, Cap: 3, Threads: 1, Devices: "vulkan:0", VRAM: vram, Draft: Drafting{By: by, Depth: depth, Force: true}}
 				switch by {
 				case "model":
-					o.Draft.Model = mtp
+					o.Draft.Model = mtp(t)
 				case "replay":
 					o.Draft.Replay = Recording{"said", slices.Concat(prompt, want.IDs), 0.7}
 				}
@@ -266,7 +266,7 @@ func TestDraftingSettled(t *testing.T) {
 		by   string
 		want string // words of the error
 	}{
-		{Options{Path: mtp, Draft: Drafting{By: "auto"}}, "mtp", ""},
+		{Options{Path: mtp(t), Draft: Drafting{By: "auto"}}, "mtp", ""},
 		{Options{Path: qwen, Draft: Drafting{By: "auto"}}, "lookup", ""},
 		{Options{Path: qwen, Draft: Drafting{By: "off"}}, "off", ""},
 		{Options{Path: glm, Draft: Drafting{By: "mtp"}}, "", "has no drafting (nextn) layer"},

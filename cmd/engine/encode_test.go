@@ -404,12 +404,12 @@ func TestColibri(t *testing.T) {
 // layer in a GGUF file does.
 func TestColibriDrafts(t *testing.T) {
 	config := shared(t, "oracles/hf/glm4_moe_mtp")
-	all, as := coliContainer(t, config, mtp, coliCoders[0])
+	all, as := coliContainer(t, config, mtp(t), coliCoders[0])
 	if all["model.layers.3.eh_proj.weight.qs"].dtype == "" {
 		t.Fatal("the layer is not encoded")
 	}
 	var got [2][]float32
-	for i, path := range []string{writeBlobs(t, config, all, "out-00000.safetensors", "out-mtp-00000.safetensors"), recode(t, mtp, as)} {
+	for i, path := range []string{writeBlobs(t, config, all, "out-00000.safetensors", "out-mtp-00000.safetensors"), recode(t, mtp(t), as)} {
 		e := open(t, Options{Path: path, KV: backends.KVF32, NoText: true, Drafts: 1})
 		ids := []int32{5, 80, 211, 7}
 		if err := e.Model.Forward(context.Background(), ids); err != nil {

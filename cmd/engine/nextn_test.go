@@ -9,12 +9,14 @@ import (
 	"sluice/tiers"
 )
 
-const mtp = "testdata/glm4_moe_mtp.gguf"
+// mtp is the tiny GLM-4.5 with a drafting layer. It is not in the repository,
+// which has another of its family.
+func mtp(t testing.TB) string { t.Helper(); return shared(t, "oracles/gguf/glm4_moe_mtp.gguf") }
 
 // A drafting layer takes memory only when it is used, and then the ledger counts
 // it: its weights, its keys and values, its experts' slots.
 func TestNextnMemory(t *testing.T) {
-	without, with := open(t, Options{Path: mtp, Cap: 3}), open(t, Options{Path: mtp, Cap: 3, Drafts: 2})
+	without, with := open(t, Options{Path: mtp(t), Cap: 3}), open(t, Options{Path: mtp(t), Cap: 3, Drafts: 2})
 	for _, p := range []tiers.Purpose{tiers.Dense, tiers.KV, tiers.LRU, tiers.Scratch} {
 		if a, b := without.Ledger.Of(p), with.Ledger.Of(p); a >= b {
 			t.Errorf("purpose %v: %d bytes without drafts, %d with", p, a, b)
@@ -36,12 +38,12 @@ func TestNextnMemory(t *testing.T) {
 // Drafts change nothing of the sequence, wherever they come between.
 func TestDraftsChangeNothing(t *testing.T) {
 	ctx := context.Background()
-	plain := open(t, Options{Path: mtp, Cap: 16})
+	plain := open(t, Options{Path: mtp(t), Cap: 16})
 	prompt := heldout(t, plain, 40)
 	want := generate(t, plain, prompt, 20)
 	logits, _ := allLogits(t, plain, prompt)
 
-	e := open(t, Options{Path: mtp, Cap: 1, Drafts: 1})
+	e := open(t, Options{Path: mtp(t), Cap: 1, Drafts: 1})
 	draft := func(at int, recycle bool, row, id int32) {
 		t.Helper()
 		if err := e.Model.Draft(ctx, moe.DraftStep{Pos: at, Recycle: recycle, Rows: []int32{row}, IDs: []int32{id}}); err != nil {

@@ -12,12 +12,13 @@ import (
 	"sluice/internal/safetensors"
 )
 
-const tinyMTP = "../engine/testdata/glm4_moe_mtp.gguf"
+// tinyMTP is the tiny GLM-4.5 with a drafting layer.
+func tinyMTP(t *testing.T) string { t.Helper(); return shared(t, "oracles/gguf/glm4_moe_mtp.gguf") }
 
 // TestMTPOracle: the drafting layer says what its reference says of the hidden
 // states, and of its own in their place.
 func TestMTPOracle(t *testing.T) {
-	t.Run("glm4_moe", func(t *testing.T) { checkMTP(t, tinyMTP, "../engine/testdata/glm4_moe_mtp.oracle.safetensors") })
+	t.Run("glm4_moe", func(t *testing.T) { checkMTP(t, tinyMTP(t), shared(t, "oracles/hf/glm4_moe_mtp/oracle.safetensors")) })
 	t.Run("deepseek_v3", func(t *testing.T) { // whose GGUF file has no drafting layer
 		dir := shared(t, "oracles/hf/deepseek_v3_mtp")
 		checkMTP(t, dir, dir+"/oracle.safetensors")
@@ -207,7 +208,7 @@ func TestMTPAcceptance(t *testing.T) {
 // TestBenchDraft: each run a process of its own; a table with every sample.
 func TestBenchDraft(t *testing.T) {
 	t.Setenv("SLUICE_TEST_MAIN", "1") // the processes are this binary again
-	args := []string{"bench", "draft", tinyMTP, "--caps", "2,32", "--depths", "0,2", "--drafters", "mtp,replay@0.7", "--gated", "--runs", "1", "-n", "8", "-p", "ab ab ab", "--temp", "0"}
+	args := []string{"bench", "draft", tinyMTP(t), "--caps", "2,32", "--depths", "0,2", "--drafters", "mtp,replay@0.7", "--gated", "--runs", "1", "-n", "8", "-p", "ab ab ab", "--temp", "0"}
 	r := mustRun(t, args...)
 	r.wants(t, 0)
 	for _, want := range []string{"cap lowered 32 -> 16", "cap 2 mtp 2 against cap 2 off", "cap 32 mtp 2 against cap 32 off", "n = 1 per side", "cap 2 replay@0.7 2 against cap 2 off", "cap 32 replay@0.7 auto against cap 32 off", "block 0: cap 2 off "} {
