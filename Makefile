@@ -93,5 +93,8 @@ SHADERS := quantize rows floats
 SPIRV   ?= shaders
 
 shaders:
-	@for s in $(SHADERS); do glslc --target-env=vulkan1.2 shaders/$$s.comp -o $(SPIRV)/$$s.spv || exit 1; done
+	@for s in $(SHADERS); do \
+		glslc --target-env=vulkan1.2 shaders/$$s.comp -o $(SPIRV)/$$s.spv || exit 1; \
+		glslc --target-env=vulkan1.2 -DCOUNT shaders/$$s.comp -o $(SPIRV)/$${s}_count.spv || exit 1; \
+	done
 	@glslc --target-env=vulkan1.2 -DDOT shaders/rows.comp -o $(SPIRV)/rows_dot.spv

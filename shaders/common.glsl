@@ -17,6 +17,16 @@ layout(buffer_reference, std430, buffer_reference_align = 4) buffer Floats { flo
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer Words { uint v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Quads { uvec4 v[]; };
 
+// put is how a kernel writes a word of its result. The variants for counting add
+// to it instead: a test finds that each word has one writer.
+void put(uint64_t at, uint bits) {
+#ifdef COUNT
+	atomicAdd(Words(at).v[0], 1);
+#else
+	Words(at).v[0] = bits;
+#endif
+}
+
 const uint SIGN = 0x80000000u;
 const uint TINY = 0x26800000u;    // bits of 2^-50
 const uint LARGEST = 0x58800000u; // bits of 2^50

@@ -91,7 +91,7 @@ void main() {
 				y = y + Floats(job.bias).v[r];
 			}
 			uint to = Words(p.index).v[job.first + 2 * (first + j) + 1];
-			Floats(job.y + (uint64_t(to) * job.stride + r) * 4).v[0] = y;
+			put(job.y + (uint64_t(to) * job.stride + r) * 4, floatBitsToUint(y));
 		}
 		barrier();
 	}

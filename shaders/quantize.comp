@@ -69,7 +69,7 @@ void main() {
 	}
 	if (BLOCK == 0) {
 		for (uint i = 0; i < here; i++) {
-			Floats(p.code).v[at + i] = clean(x[i]);
+			put(p.code + 4 * (at + i), floatBitsToUint(clean(x[i])));
 		}
 		return;
 	}
@@ -94,12 +94,12 @@ void main() {
 	if (here == 0) {
 		return;
 	}
-	Words(p.code).v[at / 4] = word;
+	put(p.code + at, word);
 	if (t % 4 == 0) {
-		Words(p.sum).v[at / 16] = uint(sums[t / 4]);
+		put(p.sum + at / 4, uint(sums[t / 4]));
 	}
 	if ((at & (BLOCK - 1)) == 0) {
 		precise float d = uintBitsToFloat(a) * uintBitsToFloat(0x3c010204u);
-		Floats(p.scale).v[BLOCK == 32 ? at / 32 : at / 256] = none ? 0.0 : d;
+		put(p.scale + 4 * (BLOCK == 32 ? at / 32 : at / 256), floatBitsToUint(none ? 0.0 : d));
 	}
 }

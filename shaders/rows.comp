@@ -3,24 +3,35 @@
 //
 //	lane[b mod 8] += term(b), b ascending; ((l0+l4)+(l2+l6)) + ((l1+l5)+(l3+l7)); + bias
 //
-// A workgroup makes ROWS rows of one job for up to 8 of its positions. An
-// invocation takes a unit of 32 weights of one row, decodes it once, and leaves
-// its exact integer sums for each position; those of a block become its term, and
-// one invocation for each lane adds the terms in their order. Units come in
-// segments of 64 a row, a whole number of turns through the lanes.
+// A workgroup makes ROWS rows of one job for up to 8 of its positions, in segments
+// of 2048 columns, which is a whole number of turns through the lanes. It brings
+// a segment of its rows into shared memory by loads of 16 bytes side by side, and
+// that of each position's activations. An invocation is a lane of a row: it makes
+// the terms of its blocks and adds them in their order, so nothing passes between
+// invocations before the end.
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 
-const uint ROWS = 4;
-const uint UNITS = 64;
+const uint ROWS = 8;
+const uint UNITS = 64; // of 32 weights, in a segment
 const uint POSITIONS = 8;
-layout(local_size_x = 256) in; // ROWS * UNITS, and POSITIONS * ROWS * 8
+layout(local_size_x = 64) in; // ROWS * 8 lanes, and ROWS * POSITIONS
 
-layout(constant_id = 0) const uint TYPE = 2; // of GGML
+layout(constant_id = 0) const uint TYPE = 2; // of package quant
 
-const uint Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, MXFP4 = 39;
+const uint Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, MXFP4 = 39;
+const uint INT4_32 = 1001, INT4_128 = 1002, INT4F_32 = 1003, INT4F_64 = 1004, INT4F_128 = 1005, INT8F_32 = 1006, INT8F_128 = 1007;
 const bool K = TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K; // blocks of 256, with sub-scales
 const bool MINS = TYPE == Q4_K || TYPE == Q5_K;
+const bool INT4 = TYPE >= INT4_32 && TYPE <= INT4F_128, INT8 = TYPE == INT8F_32 || TYPE == INT8F_128;
+
+// Bytes of a block, and its units.
+const uint BYTES = TYPE == Q4_0 || TYPE == IQ4_NL || TYPE == INT4_32 ? 18 : TYPE == Q4_1 || TYPE == INT4F_32 ? 20 : TYPE == Q5_0 ? 22 : TYPE == Q5_1 ? 24 :
+	TYPE == Q8_0 ? 34 : TYPE == MXFP4 ? 17 : TYPE == Q4_K ? 144 : TYPE == Q5_K ? 176 : TYPE == Q6_K ? 210 :
+	TYPE == INT4_128 ? 66 : TYPE == INT4F_64 || TYPE == INT8F_32 ? 36 : TYPE == INT4F_128 ? 68 : 132;
+const uint PER = K ? 8 : TYPE == INT4_128 || TYPE == INT4F_128 || TYPE == INT8F_128 ? 4 : TYPE == INT4F_64 ? 2 : 1;
+const uint SEGMENT = UNITS / PER * BYTES; // of a row; a multiple of 16
+const uint STRIDE = SEGMENT / 16 + 1;     // of rows in shared memory, where they may begin anywhere in 16 bytes
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Params {
 	uvec4 groups; // rows/ROWS, jobs, positions/8
@@ -43,9 +54,11 @@ struct Job {
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Jobs { Job v[]; };
 layout(push_constant) uniform Push { uint64_t params; };
 
-shared int S[POSITIONS][ROWS][UNITS]; // exact sums; of formats of 32 the bits of terms
-shared int M[MINS ? POSITIONS : 1][ROWS][UNITS];
-shared float lanes[POSITIONS][ROWS][8];
+shared uvec4 W[ROWS * STRIDE];   // bytes of the rows
+shared uvec4 X[8 * 17];          // codes: 256 and 16 bytes between, so that lanes meet no bank twice
+shared float D[UNITS];           // scales of the activations
+shared int sums[2 * UNITS];      // of the codes, by 16
+shared float lanes[POSITIONS][ROWS * 8];
 
 #ifdef DOT
 // OpSDotKHR on four packed signed bytes each.
@@ -61,143 +74,181 @@ int dot4(uint a, uint b) {
 		bitfieldExtract(x, 16, 8) * bitfieldExtract(y, 16, 8) + (x >> 24) * (y >> 24);
 }
 #endif
+int dot16(uvec4 a, uvec4 b) {
+	return dot4(a.x, b.x) + dot4(a.y, b.y) + dot4(a.z, b.z) + dot4(a.w, b.w);
+}
 
-// Bytes at any address, by aligned words. What lies behind a matrix is padding
-// that may be read.
-uint byteAt(uint64_t at) {
-	return (Words(at & ~uint64_t(3)).v[0] >> (8 * (uint(at) & 3))) & 0xffu;
+// Bytes of W.
+uint wordAt(uint at) { return W[at >> 4][(at >> 2) & 3]; } // at a multiple of 4
+uint byteAt(uint at) { return (wordAt(at) >> (8 * (at & 3))) & 0xffu; }
+uint halfAt(uint at) { // at an even address
+	return (wordAt(at) >> (8 * (at & 2))) & 0xffffu;
 }
-uint halfAt(uint64_t at) { // at an even address
-	return (Words(at & ~uint64_t(3)).v[0] >> (8 * (uint(at) & 2))) & 0xffffu;
-}
-void wordsAt(out uint w[8], uint64_t at, uint n) {
-	Words p = Words(at & ~uint64_t(3));
-	uint shift = 8 * (uint(at) & 3);
-	uint low = p.v[0];
-	[[unroll]] for (uint i = 0; i < 8; i++) {
-		if (i < n) {
-			uint high = shift == 0 && i + 1 == n ? 0 : p.v[i + 1];
-			w[i] = shift == 0 ? low : (low >> shift) | (high << (32 - shift));
-			low = high;
-		}
+// Four words at any address.
+uvec4 quadAt(uint at) {
+	uint shift = 8 * (at & 3), a = at & ~3u;
+	uvec4 r = uvec4(wordAt(a), wordAt(a + 4), wordAt(a + 8), wordAt(a + 12));
+	if (shift != 0) {
+		uvec4 next = uvec4(r.yzw, wordAt(a + 16));
+		r = (r >> shift) | (next << (32 - shift));
 	}
+	return r;
+}
+uint fourAt(uint at) {
+	uint shift = 8 * (at & 3), a = at & ~3u;
+	return shift == 0 ? wordAt(a) : (wordAt(a) >> shift) | (wordAt(a + 4) << (32 - shift));
 }
 
 // spread puts bit i of the low four into bit 4 of byte i.
-uint spread(uint bits) {
-	return ((bits * 0x00204081u) & 0x01010101u) << 4;
-}
+uint spread(uint bits) { return ((bits * 0x00204081u) & 0x01010101u) << 4; }
 
-// fp4 turns eight nibbles' worth of one half of a word into the doubled values of E2M1.
-uint fp4(uint nibbles) { // one in the low half of each byte
-	const uint lo = 0x03020100u, hi = 0x0c080604u;
+// mapped turns four nibbles, one in the low half of each byte, into the bytes of a
+// table of 16.
+uint mapped(uint nibbles, uint t0, uint t1, uint t2, uint t3) {
 	uint r = 0;
-	[[unroll]] for (uint i = 0; i < 4; i++) {
-		uint n = (nibbles >> (8 * i)) & 15u;
-		int v = int(((n & 4u) == 0 ? lo : hi) >> (8 * (n & 3u)) & 0xffu);
-		r |= (uint((n & 8u) == 0 ? v : -v) & 0xffu) << (8 * i);
+	[[unroll]] for (uint i = 0; i < 32; i += 8) {
+		uint n = (nibbles >> i) & 15u;
+		uint t = (n & 8u) == 0 ? ((n & 4u) == 0 ? t0 : t1) : ((n & 4u) == 0 ? t2 : t3);
+		r |= ((t >> (8 * (n & 3u))) & 0xffu) << i;
 	}
 	return r;
 }
-
-// sixes gives the 6-bit scale and min of group j of 8.
-uvec2 sixes(uint64_t at, uint j) {
-	if (j < 4) {
-		return uvec2(byteAt(at + j) & 63u, byteAt(at + j + 4) & 63u);
-	}
-	uint both = byteAt(at + j + 4);
-	return uvec2((both & 15u) | ((byteAt(at + j - 4) >> 6) << 4), (both >> 4) | ((byteAt(at + j) >> 6) << 4));
+// The doubled values of E2M1, and the values of IQ4_NL.
+uvec4 mappedFP4(uvec4 q) {
+	return uvec4(mapped(q.x, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu), mapped(q.y, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu),
+		mapped(q.z, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu), mapped(q.w, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu));
+}
+uvec4 mappedNL(uvec4 q) {
+	return uvec4(mapped(q.x, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u), mapped(q.y, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u),
+		mapped(q.z, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u), mapped(q.w, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u));
 }
 
-// A unit of 32 weights: their codes, less `off` each, in the order of the
-// activations', and what multiplies their sums.
-struct Unit {
-	uint c[8];
-	int off;
-	int s0, s1, m; // of codes 0-15, 16-31; of the activations' sum
-	float w, min;  // formats of 32
-};
+// tiny is +0 for a scale below what the arithmetic knows, 2^-45.
+float tiny(uint bits) { return (bits & ~SIGN) < 0x29000000u ? 0.0 : uintBitsToFloat(bits); }
 
-Unit unit(uint64_t row, uint u) {
-	Unit r;
-	r.off = 0;
-	r.s0 = r.s1 = 1;
-	r.m = 0;
-	r.w = r.min = 0;
-	uint q[8];
-	if (TYPE == Q4_0 || TYPE == Q4_1) {
-		uint head = TYPE == Q4_0 ? 2 : 4;
-		uint64_t at = row + u * (16 + head);
-		r.w = fromF16(halfAt(at));
+// small is the term of unit u of a segment, of formats with units of 32. at is
+// where its row begins in W.
+float small(uint at, uint u) {
+	uvec4 xa = X[(u / 8) * 17 + 2 * (u % 8)], xb = X[(u / 8) * 17 + 2 * (u % 8) + 1];
+	at += u / PER * BYTES;
+	const uvec4 low = uvec4(0x0f0f0f0fu);
+	uvec4 a, b;
+	int off = 0;
+	float w, least = 0.0;
+	if (TYPE == Q4_0 || TYPE == Q4_1 || TYPE == IQ4_NL) {
+		w = fromF16(halfAt(at));
+		uvec4 q = quadAt(at + (TYPE == Q4_1 ? 4 : 2));
+		a = q & low;
+		b = (q >> 4) & low;
 		if (TYPE == Q4_1) {
-			r.min = fromF16(halfAt(at + 2));
+			least = fromF16(halfAt(at + 2));
+		} else if (TYPE == Q4_0) {
+			off = 8;
 		} else {
-			r.off = 8;
-		}
-		wordsAt(q, at + head, 4);
-		[[unroll]] for (uint i = 0; i < 4; i++) {
-			r.c[i] = q[i] & 0x0f0f0f0fu;
-			r.c[i + 4] = (q[i] >> 4) & 0x0f0f0f0fu;
+			a = mappedNL(a);
+			b = mappedNL(b);
 		}
 	} else if (TYPE == Q5_0 || TYPE == Q5_1) {
 		uint head = TYPE == Q5_0 ? 2 : 4;
-		uint64_t at = row + u * (20 + head);
-		r.w = fromF16(halfAt(at));
+		w = fromF16(halfAt(at));
 		if (TYPE == Q5_1) {
-			r.min = fromF16(halfAt(at + 2));
+			least = fromF16(halfAt(at + 2));
 		} else {
-			r.off = 16;
+			off = 16;
 		}
-		wordsAt(q, at + head, 5);
+		uint high = fourAt(at + head);
+		uvec4 q = quadAt(at + head + 4);
 		[[unroll]] for (uint i = 0; i < 4; i++) {
-			r.c[i] = (q[i + 1] & 0x0f0f0f0fu) | spread((q[0] >> (4 * i)) & 15u);
-			r.c[i + 4] = ((q[i + 1] >> 4) & 0x0f0f0f0fu) | spread((q[0] >> (4 * i + 16)) & 15u);
+			a[i] = (q[i] & 0x0f0f0f0fu) | spread((high >> (4 * i)) & 15u);
+			b[i] = ((q[i] >> 4) & 0x0f0f0f0fu) | spread((high >> (4 * i + 16)) & 15u);
 		}
 	} else if (TYPE == Q8_0) {
-		uint64_t at = row + u * 34;
-		r.w = fromF16(halfAt(at));
-		wordsAt(r.c, at + 2, 8);
+		w = fromF16(halfAt(at));
+		a = quadAt(at + 2);
+		b = quadAt(at + 18);
 	} else if (TYPE == MXFP4) {
-		uint64_t at = row + u * 17;
 		uint e = byteAt(at);
-		r.w = e < 83 ? 0.0 : uintBitsToFloat((e - 1) << 23);
-		wordsAt(q, at + 1, 4);
-		[[unroll]] for (uint i = 0; i < 4; i++) {
-			r.c[i] = fp4(q[i] & 0x0f0f0f0fu);
-			r.c[i + 4] = fp4((q[i] >> 4) & 0x0f0f0f0fu);
-		}
-	} else if (TYPE == Q4_K || TYPE == Q5_K) {
-		uint j = u % 8;
-		uint64_t at = row + (u / 8) * (TYPE == Q4_K ? 144 : 176);
-		uvec2 both = sixes(at + 4, j);
-		r.s0 = r.s1 = int(both.x);
-		r.m = int(both.y);
-		wordsAt(q, at + (TYPE == Q4_K ? 16 : 48) + 32 * (j / 2), 8);
-		uint high[8];
-		if (TYPE == Q5_K) {
-			wordsAt(high, at + 16, 8);
-		}
-		[[unroll]] for (uint i = 0; i < 8; i++) {
-			r.c[i] = (q[i] >> (4 * (j & 1))) & 0x0f0f0f0fu;
-			if (TYPE == Q5_K) {
-				r.c[i] |= ((high[i] >> j) & 0x01010101u) << 4;
+		w = e < 83 ? 0.0 : uintBitsToFloat((e - 1) << 23);
+		uvec4 q = quadAt(at + 1);
+		a = mappedFP4(q & low);
+		b = mappedFP4((q >> 4) & low);
+	} else if (INT4) {
+		uint head = TYPE == INT4_32 || TYPE == INT4_128 ? 2 : 4;
+		w = tiny(head == 2 ? halfAt(at) << 16 : wordAt(at));
+		uvec4 q = quadAt(at + head + u % PER * 16);
+		a = q & low;
+		b = (q >> 4) & low;
+		off = 8;
+	} else { // INT8
+		w = tiny(wordAt(at));
+		a = quadAt(at + 4 + u % PER * 32);
+		b = quadAt(at + 20 + u % PER * 32);
+	}
+	int s = dot16(a, xa) + dot16(b, xb), x = 0;
+	if (off != 0 || TYPE == Q4_1 || TYPE == Q5_1) {
+		x = sums[2 * u] + sums[2 * u + 1];
+		s -= off * x;
+	}
+	precise float term = float(s) * w;
+	if (TYPE == Q4_1 || TYPE == Q5_1) {
+		precise float plus = float(x) * least;
+		term = term + plus;
+	}
+	term = term * D[u];
+	return term;
+}
+
+// large is the term of block l of a segment, of formats with blocks of 256.
+float large(uint at, uint l) {
+	at += l * BYTES;
+	int s = 0, m = 0;
+	if (TYPE == Q6_K) {
+		for (uint half_ = 0; half_ < 2; half_++) {
+			for (uint j = 0; j < 4; j++) {
+				uint u = 4 * half_ + j;
+				uint both = halfAt(at + 192 + 2 * u);
+				[[unroll]] for (uint i = 0; i < 2; i++) {
+					uvec4 q = quadAt(at + 64 * half_ + 32 * (j & 1) + 16 * i), high = quadAt(at + 128 + 32 * half_ + 16 * i);
+					uvec4 c = ((q >> (4 * (j >> 1))) & uvec4(0x0f0f0f0fu)) | (((high >> (2 * j)) & uvec4(0x03030303u)) << 4);
+					int d = dot16(c, X[l * 17 + 2 * u + i]) - 32 * sums[16 * l + 2 * u + i];
+					s += bitfieldExtract(int(both), int(8 * i), 8) * d;
+				}
 			}
 		}
-	} else { // Q6_K
-		uint j = u % 4, part = (u / 4) % 2;
-		uint64_t at = row + (u / 8) * 210;
-		r.off = 32;
-		uint both = halfAt(at + 192 + 2 * (u % 8));
-		r.s0 = bitfieldExtract(int(both), 0, 8);
-		r.s1 = bitfieldExtract(int(both), 8, 8);
-		wordsAt(q, at + 64 * part + 32 * (j & 1), 8);
-		uint high[8];
-		wordsAt(high, at + 128 + 32 * part, 8);
-		[[unroll]] for (uint i = 0; i < 8; i++) {
-			r.c[i] = ((q[i] >> (4 * (j >> 1))) & 0x0f0f0f0fu) | (((high[i] >> (2 * j)) & 0x03030303u) << 4);
+	} else {
+		// Scales and mins of 6 bits, two runs of four bytes each.
+		uvec4 head = W[at >> 4];
+		uint lowS = head.y & 0x3f3f3f3fu, lowM = head.z & 0x3f3f3f3fu;
+		uint highS = (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u), highM = ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u);
+		uvec4 h0, h1;
+		if (TYPE == Q5_K) {
+			h0 = W[(at >> 4) + 1];
+			h1 = W[(at >> 4) + 2];
+		}
+		const uint codes = TYPE == Q4_K ? 1 : 3;
+		[[unroll]] for (uint j = 0; j < 4; j++) {
+			uvec4 q0 = W[(at >> 4) + codes + 2 * j], q1 = W[(at >> 4) + codes + 2 * j + 1];
+			[[unroll]] for (uint i = 0; i < 2; i++) {
+				uint u = 2 * j + i;
+				uvec4 a = (q0 >> (4 * i)) & uvec4(0x0f0f0f0fu), b = (q1 >> (4 * i)) & uvec4(0x0f0f0f0fu);
+				if (TYPE == Q5_K) {
+					a |= ((h0 >> u) & uvec4(0x01010101u)) << 4;
+					b |= ((h1 >> u) & uvec4(0x01010101u)) << 4;
+				}
+				int d = dot16(a, X[l * 17 + 2 * u]) + dot16(b, X[l * 17 + 2 * u + 1]);
+				uint by = 8 * (u & 3);
+				s += int(((u < 4 ? lowS : highS) >> by) & 63u) * d;
+				m += int(((u < 4 ? lowM : highM) >> by) & 63u) * (sums[16 * l + 2 * u] + sums[16 * l + 2 * u + 1]);
+			}
 		}
 	}
-	return r;
+	precise float term = float(s) * fromF16(halfAt(at + (TYPE == Q6_K ? 208 : 0)));
+	if (MINS) {
+		precise float minus = float(m) * fromF16(halfAt(at + 2));
+		term = term - minus;
+	}
+	term = term * D[l];
+	return term;
 }
 
 void main() {
@@ -208,93 +259,70 @@ void main() {
 		return;
 	}
 	uint n = min(POSITIONS, job.n - first);
-	uint t = gl_LocalInvocationIndex;
-	uint units = p.cols / 32, blocks = K ? units / 8 : units;
+	uint t = gl_LocalInvocationIndex, r = t / 8, l = t % 8;
+	uint units = p.cols / 32, scales = K ? units / 8 : units;
 	uint row0 = gl_WorkGroupID.x * ROWS;
-
-	// This invocation's unit in a segment, and its lane.
-	uint ur = t / UNITS, uu = t % UNITS;
-	bool live = row0 + ur < p.rows;
-	uint64_t bytes = job.w + uint64_t(row0 + ur) * p.rowBytes;
-	uint lp = t / (ROWS * 8), lr = t / 8 % ROWS, ll = t % 8;
-	bool adds = lp < n && row0 + lr < p.rows;
-	uint lrow = adds ? Words(p.index).v[job.first + 2 * (first + lp)] : 0;
-	precise float lane = 0.0;
-
-	for (uint seg = 0; seg < units; seg += UNITS) {
-		uint u = seg + uu;
-		if (live && u < units) {
-			Unit w = unit(bytes, u);
-			uint64_t block = bytes + (u / 8) * (TYPE == Q4_K ? 144 : TYPE == Q5_K ? 176 : 210);
-			for (uint i = 0; i < n; i++) {
-				uint row = Words(p.index).v[job.first + 2 * (first + i)];
-				Quads c = Quads(p.code + uint64_t(row) * p.cols + 32 * u);
-				uvec4 a = c.v[0], b = c.v[1];
-				Words x = Words(p.sum + (uint64_t(row) * (p.cols / 16) + 2 * u) * 4);
-				int x0 = int(x.v[0]), x1 = int(x.v[1]);
-				int lo = dot4(w.c[0], a.x) + dot4(w.c[1], a.y) + dot4(w.c[2], a.z) + dot4(w.c[3], a.w) - w.off * x0;
-				int hi = dot4(w.c[4], b.x) + dot4(w.c[5], b.y) + dot4(w.c[6], b.z) + dot4(w.c[7], b.w) - w.off * x1;
+	uint live = min(ROWS, p.rows - row0); // rows
+	uint64_t begin = job.w + uint64_t(row0) * p.rowBytes;
+	uint offset = r * 16 * STRIDE + (uint(begin + r * p.rowBytes) & 15); // of this lane's row in W; segments are multiples of 16
+	for (uint i = 0; i < n; i++) {
+		lanes[i][t] = 0.0;
+	}
+	for (uint base = 0; base < units; base += UNITS) {
+		uint here = min(UNITS, units - base);
+		uint bytes = here / PER * BYTES;
+		barrier();
+		for (uint i = t; i < live * STRIDE; i += ROWS * 8) {
+			uint row = i / STRIDE, at = i % STRIDE;
+			uint64_t from = begin + row * p.rowBytes + base / PER * BYTES;
+			if (16 * at < (uint(from) & 15) + bytes) {
+				W[i] = Quads(from & ~uint64_t(15)).v[at];
+			}
+		}
+		for (uint i = 0; i < n; i++) {
+			if (i > 0) {
+				barrier();
+			}
+			uint row = Words(p.index).v[job.first + 2 * (first + i)];
+			Quads codes = Quads(p.code + uint64_t(row) * p.cols + 32 * base);
+			for (uint j = t; j < 2 * here; j += ROWS * 8) {
+				X[j / 16 * 17 + j % 16] = codes.v[j];
+			}
+			Words s = Words(p.sum + (uint64_t(row) * (p.cols / 16) + 2 * base) * 4);
+			for (uint j = t; j < 2 * here; j += ROWS * 8) {
+				sums[j] = int(s.v[j]);
+			}
+			if (t < (K ? here / 8 : here)) {
+				D[t] = Floats(p.scale + (uint64_t(row) * scales + (K ? base / 8 : base)) * 4).v[t];
+			}
+			barrier();
+			if (r < live) {
+				precise float lane = lanes[i][t];
 				if (K) {
-					S[i][ur][uu] = w.s0 * lo + w.s1 * hi;
-					if (MINS) {
-						M[i][ur][uu] = w.m * (x0 + x1);
+					if (8 * l < here) {
+						lane = lane + large(offset, l);
 					}
 				} else {
-					float d = Floats(p.scale).v[row * blocks + u];
-					precise float term = float(lo + hi) * w.w;
-					if (TYPE == Q4_1 || TYPE == Q5_1) {
-						precise float plus = float(x0 + x1) * w.min;
-						term = term + plus;
+					for (uint u = l; u < here; u += 8) {
+						lane = lane + small(offset, u);
 					}
-					term = term * d;
-					S[i][ur][uu] = floatBitsToInt(term);
 				}
+				lanes[i][t] = lane;
 			}
 		}
-		barrier();
-		if (adds) {
-			if (K) {
-				uint b = seg / 8 + ll;
-				if (b < blocks) {
-					int s = 0, m = 0;
-					[[unroll]] for (uint i = 0; i < 8; i++) {
-						s += S[lp][lr][8 * ll + i];
-						if (MINS) {
-							m += M[lp][lr][8 * ll + i];
-						}
-					}
-					uint64_t at = job.w + uint64_t(row0 + lr) * p.rowBytes + b * (TYPE == Q4_K ? 144 : TYPE == Q5_K ? 176 : 210);
-					precise float term = float(s) * fromF16(halfAt(at + (TYPE == Q6_K ? 208 : 0)));
-					if (MINS) {
-						precise float minus = float(m) * fromF16(halfAt(at + 2));
-						term = term - minus;
-					}
-					term = term * Floats(p.scale).v[lrow * blocks + b];
-					lane = lane + term;
-				}
-			} else {
-				for (uint i = ll; i < UNITS && seg + i < units; i += 8) {
-					precise float term = intBitsToFloat(S[lp][lr][i]);
-					lane = lane + term;
-				}
-			}
-		}
-		barrier();
-	}
-
-	if (adds) {
-		lanes[lp][lr][ll] = lane;
 	}
 	barrier();
-	if (adds && ll == 0) {
-		precise float even = (lanes[lp][lr][0] + lanes[lp][lr][4]) + (lanes[lp][lr][2] + lanes[lp][lr][6]);
-		precise float odd = (lanes[lp][lr][1] + lanes[lp][lr][5]) + (lanes[lp][lr][3] + lanes[lp][lr][7]);
+	uint i = t / ROWS;
+	r = t % ROWS;
+	if (i < n && r < live) {
+		uint b = 8 * r;
+		precise float even = (lanes[i][b] + lanes[i][b + 4]) + (lanes[i][b + 2] + lanes[i][b + 6]);
+		precise float odd = (lanes[i][b + 1] + lanes[i][b + 5]) + (lanes[i][b + 3] + lanes[i][b + 7]);
 		precise float y = even + odd;
-		uint r = row0 + lr;
 		if (job.bias != 0) {
-			y = y + Floats(job.bias).v[r];
+			y = y + Floats(job.bias).v[row0 + r];
 		}
-		uint to = Words(p.index).v[job.first + 2 * (first + lp) + 1];
-		Floats(job.y + (uint64_t(to) * job.stride + r) * 4).v[0] = y;
+		uint to = Words(p.index).v[job.first + 2 * (first + i) + 1];
+		put(job.y + (uint64_t(to) * job.stride + row0 + r) * 4, floatBitsToUint(y));
 	}
 }

@@ -36,7 +36,8 @@ type rowsJob struct {
 }
 
 // Types are the formats whose rows the kernels multiply.
-var types = []quant.Type{quant.F32, quant.F16, quant.BF16, quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q4_K, quant.Q5_K, quant.Q6_K, quant.MXFP4}
+var types = []quant.Type{quant.F32, quant.F16, quant.BF16, quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q4_K, quant.Q5_K, quant.Q6_K, quant.IQ4_NL, quant.MXFP4,
+	quant.INT4_32, quant.INT4_128, quant.INT4F_32, quant.INT4F_64, quant.INT4F_128, quant.INT8F_32, quant.INT8F_128}
 
 // Types are those formats.
 func Types() []quant.Type { return append([]quant.Type(nil), types...) }
@@ -59,9 +60,9 @@ func (d *Device) rows(t quant.Type) (k kernel, perGroup int) {
 	case t.Kind() == quant.Float:
 		return kernel{"floats", uint32(t), 0}, 16
 	case d.dot:
-		return kernel{"rows_dot", uint32(t), 0}, 4
+		return kernel{"rows_dot", uint32(t), 0}, 8
 	default:
-		return kernel{"rows", uint32(t), 0}, 4
+		return kernel{"rows", uint32(t), 0}, 8
 	}
 }
 
