@@ -64,9 +64,10 @@ type Experts struct {
 	pending  []segment // of them
 	copied   point     // of the last copy
 	programs map[program]*commands
-	running  point // of the group under way; no value: none
-	rows     int   // of it
-	nanos    int64 // of uploads
+	times    *queries // of a program's steps; nil: nobody asks
+	running  point    // of the group under way; no value: none
+	rows     int      // of it
+	nanos    int64    // of uploads
 }
 
 // A segment is a part of the staging buffer that waits to be copied.
@@ -434,34 +435,14 @@ func (e *Experts) program(p program, s scratch) (*commands, error) {
 	if c, ok := e.programs[p]; ok {
 		return c, nil
 	}
-	d, l := e.d, p.layer
+	d := e.d
 	c, err := d.kernels.commands()
 	if err != nil {
 		return nil, err
 	}
-	rows := e.k * e.most
-	if p.small {
-		rows = min(rows, smallRows)
-	}
 	c.begin()
-	c.copy(e.onDevice, 0, e.control, 0, uint64(indexAt+16*rows))
-	slot := func(i int) uint64 { return uint64(slotsAt + i*slotBytes) }
-	c.run(quantizer(l.Types[0]), e.onDevice, slot(0))
-	if l.Types[0].ActBlock() != l.Types[1].ActBlock() {
-		c.run(quantizer(l.Types[1]), e.onDevice, slot(1))
-	}
-	k, _ := d.rows(l.Types[0])
-	c.run(k, e.onDevice, slot(2))
-	if l.Types[0] != l.Types[1] {
-		k, _ = d.rows(l.Types[1])
-		c.run(k, e.onDevice, slot(3))
-	}
-	c.run(gatedQuantizer(l.Types[2], p.act), e.onDevice, slot(4))
-	k, _ = d.rows(l.Types[2])
-	c.run(k, e.onDevice, slot(5))
-	c.barrier()
-	c.copy(e.out, 16, e.onDevice, uint64(s.out), 4*uint64(rows)*uint64(l.Dim))
-	c.copy(e.out, 0, e.onDevice, topAt, 4)
+	e.times.reset(c)
+	e.record(c, p, s, e.times)
 	if err := c.end(); err != nil {
 		c.free()
 		return nil, err
@@ -469,6 +450,40 @@ func (e *Experts) program(p program, s scratch) (*commands, error) {
 	d.recorded++
 	e.programs[p] = c
 	return c, nil
+}
+
+// record records a group's steps; q, if there is one, takes the time between them.
+func (e *Experts) record(c *commands, p program, s scratch, q *queries) {
+	d, l := e.d, p.layer
+	rows := e.k * e.most
+	if p.small {
+		rows = min(rows, smallRows)
+	}
+	q.stamp(c, 0)
+	c.copy(e.onDevice, 0, e.control, 0, uint64(indexAt+16*rows))
+	q.stamp(c, 1)
+	slot := func(i int) uint64 { return uint64(slotsAt + i*slotBytes) }
+	c.run(quantizer(l.Types[0]), e.onDevice, slot(0))
+	if l.Types[0].ActBlock() != l.Types[1].ActBlock() {
+		c.run(quantizer(l.Types[1]), e.onDevice, slot(1))
+	}
+	q.stamp(c, 2)
+	k, _ := d.rows(l.Types[0])
+	c.run(k, e.onDevice, slot(2))
+	if l.Types[0] != l.Types[1] {
+		k, _ = d.rows(l.Types[1])
+		c.run(k, e.onDevice, slot(3))
+	}
+	q.stamp(c, 3)
+	c.run(gatedQuantizer(l.Types[2], p.act), e.onDevice, slot(4))
+	q.stamp(c, 4)
+	k, _ = d.rows(l.Types[2])
+	c.run(k, e.onDevice, slot(5))
+	q.stamp(c, 5)
+	c.barrier()
+	c.copy(e.out, 16, e.onDevice, uint64(s.out), 4*uint64(rows)*uint64(l.Dim))
+	c.copy(e.out, 0, e.onDevice, topAt, 4)
+	q.stamp(c, 6)
 }
 
 // Finish waits for the group and gives its outputs, a vector for each row of
@@ -524,6 +539,7 @@ func (e *Experts) Close() error {
 	for _, c := range e.programs {
 		c.free()
 	}
+	e.times.free()
 	for _, b := range append(slices.Concat(e.arenas, e.others), e.control, e.onDevice, e.in, e.out, e.staging[0], e.staging[1]) {
 		e.d.drop(b)
 	}

@@ -22,7 +22,7 @@ func benchCommand(ctx context.Context, s streams, args []string) error {
 	measurements := []struct {
 		name string
 		run  func(ctx context.Context, s streams, args []string) error
-	}{{"storage", benchStorage}, {"cap", benchCap}, {"draft", benchDraft}, {"limit", benchLimit}}
+	}{{"storage", benchStorage}, {"cap", benchCap}, {"draft", benchDraft}, {"experts", benchExperts}, {"limit", benchLimit}}
 	var names []string
 	for _, m := range measurements {
 		if len(args) > 0 && args[0] == m.name {

@@ -68,7 +68,7 @@ func commands() []command {
 		{"replay", "TRACE.csv", "say what each policy would have kept, from a trace and without its model", replayCommand},
 		{"synth", "-o FILE --size 8GiB", "write a valid random model of a given size", synthCommand},
 		{"doctor", "[MODEL]", "look for what makes this machine slow, with the words that mend it", doctorCommand},
-		{"bench", "storage|cap|limit [MODEL]", "measure a drive, caps, or a model under a memory limit", benchCommand},
+		{"bench", "storage|experts|cap|draft|limit [MODEL]", "measure a drive, experts on a GPU, caps, drafts, or a model under a memory limit", benchCommand},
 	}
 }
 

@@ -1,0 +1,362 @@
+package vulkan
+
+import (
+	"fmt"
+	"slices"
+	"time"
+	"unsafe"
+
+	"sluice/backends"
+	"sluice/internal/quant"
+)
+
+// A queries is a pool of timestamps.
+type queries struct {
+	d      *Device
+	handle uint64
+	n      int
+}
+
+func (d *Device) queries(n int) (*queries, error) {
+	if d.timestamp == 0 {
+		return nil, fmt.Errorf("vulkan: %s has no clock of its own (timestampComputeAndGraphics): nothing can be measured on it", d.Name)
+	}
+	mark := d.a.mark()
+	defer d.a.release(mark)
+	out := put(d.a, uint64(0))
+	info := put(d.a, queryPoolCreateInfo{header: header{sType: stQueryPoolCreateInfo}, kind: queryTimestamp, count: uint32(n)})
+	if err := check("vkCreateQueryPool", d.f.createQueries.call(d.handle, addr(info), 0, addr(out))); err != nil {
+		return nil, err
+	}
+	return &queries{d, *out, n}, nil
+}
+
+func (q *queries) free() {
+	if q != nil && q.handle != 0 {
+		q.d.f.destroyQueries.call(q.d.handle, uintptr(q.handle), 0)
+		q.handle = 0
+	}
+}
+
+// reset must come first in a recording, stamp notes the time when all before it
+// is done.
+func (q *queries) reset(c *commands) {
+	if q != nil {
+		q.d.f.resetQueries.call(c.handle, uintptr(q.handle), 0, uintptr(q.n))
+	}
+}
+
+func (q *queries) stamp(c *commands, i int) {
+	if q != nil {
+		q.d.f.writeTimestamp.call(c.handle, stageBottom, uintptr(q.handle), uintptr(i))
+	}
+}
+
+// read gives the nanoseconds between the stamps of a recording that is done.
+func (q *queries) read() ([]float64, error) {
+	d := q.d
+	mark := d.a.mark()
+	defer d.a.release(mark)
+	ticks := unsafe.Slice((*uint64)(d.a.take(8*q.n)), q.n)
+	const as64, wait = 1, 2
+	if err := d.failed("vkGetQueryPoolResults", d.f.queryResults.call(d.handle, uintptr(q.handle), 0, uintptr(q.n), uintptr(8*q.n), addr(&ticks[0]), 8, as64|wait)); err != nil {
+		return nil, err
+	}
+	between := make([]float64, q.n-1)
+	for i := range between {
+		between[i] = float64(ticks[i+1]-ticks[i]) * float64(d.timestamp)
+	}
+	return between, nil
+}
+
+// Steps are what a group's device time is divided into.
+var Steps = []string{"parameters", "quantize", "gate and up", "activation", "down", "results"}
+
+// A Measurement is what Bench found of one type. Times are nanoseconds, one for
+// each sample; samples of the group and of the copy took turns.
+type Measurement struct {
+	Type       string             `json:"type"`
+	GroupBytes int64              `json:"group_bytes"` // weights that a group reads
+	Group      []float64          `json:"group_device_ns"`
+	Wall       []float64          `json:"group_wall_ns"` // from Start to the end of Finish
+	Steps      map[string]float64 `json:"steps_ns"`      // medians, of the device's clock
+	CopyBytes  int64              `json:"copy_bytes"`
+	Copy       []float64          `json:"copy_device_ns"`
+	Upload     float64            `json:"upload_ns"` // of UploadBytes from the host, alone
+	UploadSize int64              `json:"upload_bytes"`
+	Groups     int                `json:"overlap_groups"`
+	Alone      float64            `json:"overlap_groups_ns"` // those groups alone
+	Both       float64            `json:"overlap_both_ns"`   // groups and upload at once
+}
+
+// Rate is the group's weights in GB/s by the device's clock, Wall by the host's,
+// Copied the bytes that the copy read and wrote. Medians.
+func (m *Measurement) Rate() float64     { return float64(m.GroupBytes) / median(m.Group) }
+func (m *Measurement) WallRate() float64 { return float64(m.GroupBytes) / median(m.Wall) }
+func (m *Measurement) Copied() float64   { return 2 * float64(m.CopyBytes) / median(m.Copy) }
+
+// Overlap is the share of the shorter of upload and groups that passed while the
+// other ran: 1 is all of it, 0 none.
+func (m *Measurement) Overlap() float64 {
+	return (m.Alone + m.Upload - m.Both) / min(m.Alone, m.Upload)
+}
+
+func median(x []float64) float64 {
+	s := slices.Clone(x)
+	slices.Sort(s)
+	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2
+}
+
+// A BenchShape is a group of K experts of a type, gate and up [FF, Dim], down
+// [Dim, FF], for one position; Sets of them lie in memory and take turns, so that
+// no cache serves the next. CopyBytes are what a copy moves.
+type BenchShape struct {
+	Type             quant.Type
+	Dim, FF, K, Sets int
+	Samples          int
+	CopyBytes        int64
+}
+
+// Bench measures groups of experts against copies in the device's own memory.
+func (d *Device) Bench(s BenchShape) (*Measurement, error) {
+	l := Layer{Types: [3]quant.Type{s.Type, s.Type, s.Type}, Dim: s.Dim, FF: s.FF}
+	for _, cols := range []int{s.Dim, s.FF} {
+		if !s.Type.Fits(cols) || cols%32 != 0 {
+			return nil, fmt.Errorf("vulkan: rows of %d elements of %v: the shape must be a multiple of a block", cols, s.Type)
+		}
+	}
+	parts, err := benchParts(l)
+	if err != nil {
+		return nil, err
+	}
+	e, err := d.NewExperts(map[int]Layer{0: l}, s.K, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	if e.times, err = d.queries(len(Steps) + 1); err != nil {
+		return nil, err
+	}
+	for i := range s.Sets * s.K {
+		if err := e.Upload(0, i, parts); err != nil {
+			return nil, err
+		}
+	}
+	if err := e.Settle(); err != nil {
+		return nil, err
+	}
+	copies, err := d.newCopier(s.CopyBytes)
+	if err != nil {
+		return nil, err
+	}
+	defer copies.close()
+	m := &Measurement{Type: s.Type.String(), CopyBytes: s.CopyBytes, Steps: map[string]float64{}}
+	for _, p := range parts {
+		m.GroupBytes += int64(s.K) * int64(len(p))
+	}
+	x := e.Input(1, s.Dim)
+	for i := range x {
+		x[i] = float32(i%17-8) * 0x1p-6
+	}
+	jobs := make([]backends.HeldJob, s.K)
+	each := make([][]float64, len(Steps))
+	for sample := -2; sample < s.Samples; sample++ { // two to warm up
+		for i := range jobs {
+			jobs[i] = backends.HeldJob{Expert: int32((sample+2)%s.Sets*s.K + i), Rows: []int32{int32(i)}}
+		}
+		start := time.Now()
+		if err := e.Start(0, jobs, s.K, 1, backends.SwiGLU, nil); err != nil {
+			return nil, err
+		}
+		if _, err := e.Finish(); err != nil {
+			return nil, err
+		}
+		wall := time.Since(start)
+		steps, err := e.times.read()
+		if err != nil {
+			return nil, err
+		}
+		copied, err := copies.run()
+		if err != nil {
+			return nil, err
+		}
+		if sample < 0 {
+			continue
+		}
+		sum := 0.0
+		for i, ns := range steps {
+			each[i] = append(each[i], ns)
+			sum += ns
+		}
+		m.Group, m.Wall, m.Copy = append(m.Group, sum), append(m.Wall, float64(wall.Nanoseconds())), append(m.Copy, copied)
+	}
+	for i, name := range Steps {
+		m.Steps[name] = median(each[i])
+	}
+	return m, e.overlap(m)
+}
+
+// benchParts are the matrices of an expert, some encoded rows again and again.
+func benchParts(l Layer) (parts [3][]byte, err error) {
+	for i, n := range l.parts() {
+		cols := [...]int{l.Dim, l.Dim, l.FF}[i]
+		t := l.Types[i]
+		elems, bytes := t.Block()
+		if !quant.CanEncode(t) {
+			return parts, fmt.Errorf("vulkan: weights of %v cannot be made up here: measure another type", t)
+		}
+		row := make([]byte, 3*t.RowBytes(cols))
+		src := make([]float32, elems)
+		for b := 0; b*bytes < len(row); b++ {
+			for j := range src {
+				src[j] = float32((b*31+j*17)%255-127) * 0x1p-12
+			}
+			if err := quant.Encode(t, row[b*bytes:(b+1)*bytes], src); err != nil {
+				return parts, err
+			}
+		}
+		parts[i] = make([]byte, n)
+		for at := 0; at < len(parts[i]); {
+			at += copy(parts[i][at:], row)
+		}
+	}
+	return parts, nil
+}
+
+// A copier copies within the device's memory, by its clock.
+type copier struct {
+	d     *Device
+	a, b  *buffer
+	c     *commands
+	times *queries
+}
+
+func (d *Device) newCopier(bytes int64) (k *copier, err error) {
+	k = &copier{d: d}
+	defer func() {
+		if err != nil {
+			k.close()
+		}
+	}()
+	if k.a, err = d.buffer(weights, bytes); err != nil {
+		return k, err
+	}
+	if k.b, err = d.buffer(weights, bytes); err != nil {
+		return k, err
+	}
+	if k.times, err = d.queries(2); err != nil {
+		return k, err
+	}
+	if k.c, err = d.kernels.commands(); err != nil {
+		return k, err
+	}
+	k.c.begin()
+	k.times.reset(k.c)
+	k.times.stamp(k.c, 0)
+	k.c.copy(k.b, 0, k.a, 0, uint64(bytes))
+	k.times.stamp(k.c, 1)
+	return k, k.c.end()
+}
+
+func (k *copier) run() (float64, error) {
+	p, err := k.c.submit()
+	if err != nil {
+		return 0, err
+	}
+	if err := k.d.waitFor(p); err != nil {
+		return 0, err
+	}
+	ns, err := k.times.read()
+	if err != nil {
+		return 0, err
+	}
+	return ns[0], nil
+}
+
+func (k *copier) close() {
+	k.c.free()
+	k.times.free()
+	k.d.drop(k.a)
+	k.d.drop(k.b)
+}
+
+// overlap measures how much of an upload through staging passes while groups are
+// computed, by the host's clock: uploads alone, as many groups as take as long
+// alone, both at once. The groups are those of the last Start.
+func (e *Experts) overlap(m *Measurement) error {
+	d := e.d
+	const each = 16 << 20
+	stage, err := d.buffer(up, each)
+	if err != nil {
+		return err
+	}
+	defer d.drop(stage)
+	to, err := d.buffer(weights, each)
+	if err != nil {
+		return err
+	}
+	defer d.drop(to)
+	upload, err := d.copies.commands()
+	if err != nil {
+		return err
+	}
+	defer upload.free()
+	const times = 8
+	upload.begin()
+	for range times {
+		upload.copy(to, 0, stage, 0, each)
+		upload.barrier()
+	}
+	if err := upload.end(); err != nil {
+		return err
+	}
+	m.UploadSize = times * each
+	var group program
+	for p := range e.programs {
+		group = p
+	}
+	run := func(all ...*commands) (float64, error) {
+		best := 0.0
+		for range 5 {
+			start := time.Now()
+			points := make([]point, len(all))
+			for i, c := range all {
+				if points[i], err = c.submit(); err != nil {
+					return 0, err
+				}
+			}
+			for _, p := range points {
+				if err := d.waitFor(p); err != nil {
+					return 0, err
+				}
+			}
+			if ns := float64(time.Since(start).Nanoseconds()); best == 0 || ns < best {
+				best = ns
+			}
+		}
+		return best, nil
+	}
+	if m.Upload, err = run(upload); err != nil {
+		return err
+	}
+	m.Groups = max(1, min(1000, int(m.Upload/median(m.Group))))
+	groups, err := d.kernels.commands()
+	if err != nil {
+		return err
+	}
+	defer groups.free()
+	groups.begin()
+	s := e.scratch(e.k * e.most)
+	for range m.Groups {
+		e.record(groups, group, s, nil)
+		groups.barrier()
+	}
+	if err := groups.end(); err != nil {
+		return err
+	}
+	if m.Alone, err = run(groups); err != nil {
+		return err
+	}
+	m.Both, err = run(groups, upload)
+	return err
+}
