@@ -89,12 +89,12 @@ clean:
 
 # The kernels of package shaders: text to SPIR-V. Not optimized: the optimizer
 # drops NoContraction from what it copies, and the driver has its own.
-SHADERS := quantize rows floats
+SHADERS := quantize rows floats copy
 SPIRV   ?= shaders
 
 shaders:
 	@for s in $(SHADERS); do \
 		glslc --target-env=vulkan1.2 shaders/$$s.comp -o $(SPIRV)/$$s.spv || exit 1; \
-		glslc --target-env=vulkan1.2 -DCOUNT shaders/$$s.comp -o $(SPIRV)/$${s}_count.spv || exit 1; \
 	done
+	@for s in quantize rows floats; do glslc --target-env=vulkan1.2 -DCOUNT shaders/$$s.comp -o $(SPIRV)/$${s}_count.spv || exit 1; done
 	@glslc --target-env=vulkan1.2 -DDOT shaders/rows.comp -o $(SPIRV)/rows_dot.spv

@@ -31,7 +31,9 @@ const uint BYTES = TYPE == Q4_0 || TYPE == IQ4_NL || TYPE == INT4_32 ? 18 : TYPE
 	TYPE == INT4_128 ? 66 : TYPE == INT4F_64 || TYPE == INT8F_32 ? 36 : TYPE == INT4F_128 ? 68 : 132;
 const uint PER = K ? 8 : TYPE == INT4_128 || TYPE == INT4F_128 || TYPE == INT8F_128 ? 4 : TYPE == INT4F_64 ? 2 : 1;
 const uint SEGMENT = UNITS / PER * BYTES; // of a row; a multiple of 16
-const uint STRIDE = SEGMENT / 16 + 1;     // of rows in shared memory, where they may begin anywhere in 16 bytes
+const uint STRIDE = SEGMENT / 16 + 1; // of rows in shared memory, where they may begin anywhere in 16 bytes
+
+const uint LOADS = (ROWS * STRIDE + ROWS * 8 - 1) / (ROWS * 8); // of an invocation
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Params {
 	uvec4 groups; // rows/ROWS, jobs, positions/8
@@ -113,11 +115,17 @@ uint mapped(uint nibbles, uint t0, uint t1, uint t2, uint t3) {
 	}
 	return r;
 }
-// The doubled values of E2M1, and the values of IQ4_NL.
+// The doubled values 0 1 2 3 4 6 8 12 of E2M1 and their negatives, of four nibbles,
+// each in the low half of a byte: m, and above 3 m + x + (2 if x is 3), x = m-4.
 uvec4 mappedFP4(uvec4 q) {
-	return uvec4(mapped(q.x, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu), mapped(q.y, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu),
-		mapped(q.z, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu), mapped(q.w, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu));
+	const uvec4 one = uvec4(0x01010101u), seven = uvec4(0x07070707u);
+	uvec4 m = q & seven;
+	uvec4 x = q & (((q >> 2) & one) * 3);
+	uvec4 v = m + x + ((x & (x >> 1) & one) << 1);
+	uvec4 s = ((q & (m + seven)) >> 3) & one; // of what is not zero
+	return (v ^ (s * 255)) + s;
 }
+// The values of IQ4_NL.
 uvec4 mappedNL(uvec4 q) {
 	return uvec4(mapped(q.x, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u), mapped(q.y, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u),
 		mapped(q.z, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u), mapped(q.w, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u));
@@ -265,36 +273,52 @@ void main() {
 	uint live = min(ROWS, p.rows - row0); // rows
 	uint64_t begin = job.w + uint64_t(row0) * p.rowBytes;
 	uint offset = r * 16 * STRIDE + (uint(begin + r * p.rowBytes) & 15); // of this lane's row in W; segments are multiples of 16
+	uint row1 = Words(p.index).v[job.first + 2 * first]; // of the input: the first position's
 	for (uint i = 0; i < n; i++) {
 		lanes[i][t] = 0.0;
 	}
 	for (uint base = 0; base < units; base += UNITS) {
 		uint here = min(UNITS, units - base);
 		uint bytes = here / PER * BYTES;
-		barrier();
-		for (uint i = t; i < live * STRIDE; i += ROWS * 8) {
-			uint row = i / STRIDE, at = i % STRIDE;
+		// All loads go out before the first is waited for.
+		uvec4 w[LOADS], x[2];
+		int q[2];
+		float d;
+		[[unroll]] for (uint i = 0; i < LOADS; i++) {
+			uint at = i * ROWS * 8 + t, row = at / STRIDE;
+			at -= row * STRIDE;
 			uint64_t from = begin + row * p.rowBytes + base / PER * BYTES;
-			if (16 * at < (uint(from) & 15) + bytes) {
-				W[i] = Quads(from & ~uint64_t(15)).v[at];
+			if (row < live && 16 * at < (uint(from) & 15) + bytes) {
+				w[i] = Quads(from & ~uint64_t(15)).v[at];
 			}
 		}
 		for (uint i = 0; i < n; i++) {
-			if (i > 0) {
-				barrier();
-			}
-			uint row = Words(p.index).v[job.first + 2 * (first + i)];
+			uint row = i == 0 ? row1 : Words(p.index).v[job.first + 2 * (first + i)];
 			Quads codes = Quads(p.code + uint64_t(row) * p.cols + 32 * base);
-			for (uint j = t; j < 2 * here; j += ROWS * 8) {
-				X[j / 16 * 17 + j % 16] = codes.v[j];
-			}
 			Words s = Words(p.sum + (uint64_t(row) * (p.cols / 16) + 2 * base) * 4);
-			for (uint j = t; j < 2 * here; j += ROWS * 8) {
-				sums[j] = int(s.v[j]);
+			[[unroll]] for (uint j = 0; j < 2; j++) {
+				if (j * ROWS * 8 + t < 2 * here) {
+					x[j] = codes.v[j * ROWS * 8 + t];
+					q[j] = int(s.v[j * ROWS * 8 + t]);
+				}
 			}
 			if (t < (K ? here / 8 : here)) {
-				D[t] = Floats(p.scale + (uint64_t(row) * scales + (K ? base / 8 : base)) * 4).v[t];
+				d = Floats(p.scale + (uint64_t(row) * scales + (K ? base / 8 : base)) * 4).v[t];
 			}
+			barrier(); // nobody needs what was there
+			if (i == 0) {
+				[[unroll]] for (uint j = 0; j < LOADS; j++) {
+					if (j * ROWS * 8 + t < ROWS * STRIDE) {
+						W[j * ROWS * 8 + t] = w[j];
+					}
+				}
+			}
+			[[unroll]] for (uint j = 0; j < 2; j++) {
+				uint at = j * ROWS * 8 + t;
+				X[at / 16 * 17 + at % 16] = x[j];
+				sums[at] = q[j];
+			}
+			D[t] = d;
 			barrier();
 			if (r < live) {
 				precise float lane = lanes[i][t];

@@ -70,7 +70,7 @@ func TestBinaries(t *testing.T) {
 		if !modes[signedZeroInfNanPreserve] || !modes[roundingModeRTE] {
 			t.Errorf("%s: has float modes %v, want RoundingModeRTE and SignedZeroInfNanPreserve for 32 bits", name, modes)
 		}
-		if len(floats) == 0 {
+		if len(floats) == 0 && name != "copy" {
 			t.Errorf("%s computes with no floats: is it read right?", name)
 		}
 		for id, op := range floats {

@@ -33,9 +33,10 @@ func (c *commands) begin() {
 	c.fresh = true
 }
 
-// run records a kernel whose parameters lie at the device's address at, its
-// group counts in their first three words. It waits for what was recorded before.
-func (c *commands) run(k kernel, b *buffer, offset uint64) {
+// run records a kernel whose parameters lie at an offset of a buffer, its group
+// counts in their first three words, to be read there when it runs; or with counts
+// known now. It waits for what was recorded before.
+func (c *commands) run(k kernel, b *buffer, offset uint64, known ...uint32) {
 	if c.err != nil {
 		return
 	}
@@ -51,7 +52,11 @@ func (c *commands) run(k kernel, b *buffer, offset uint64) {
 	d.f.bindPipeline.call(c.handle, bindCompute, uintptr(p))
 	at := put(d.a, b.at+offset)
 	d.f.pushConstants.call(c.handle, uintptr(d.layout), shaderStageCompute, 0, 8, addr(at))
-	d.f.dispatchIndirect.call(c.handle, uintptr(b.handle), uintptr(offset))
+	if len(known) == 3 {
+		d.f.dispatch.call(c.handle, uintptr(known[0]), uintptr(known[1]), uintptr(known[2]))
+	} else {
+		d.f.dispatchIndirect.call(c.handle, uintptr(b.handle), uintptr(offset))
+	}
 	c.fresh = false
 }
 

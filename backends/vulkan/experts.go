@@ -84,6 +84,7 @@ type program struct {
 	layer Layer
 	act   backends.Activation
 	small bool
+	jobs  int // of one position, each with one row: counts are known and outputs go to the host directly; 0: any group
 }
 
 // Places in the control block.
@@ -371,6 +372,10 @@ func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int, act backen
 	list := slice[rowsJob](e.control, jobsAt, 3*mostJob)
 	index := slice[uint32](e.control, uint64(indexAt), 4*e.k*e.most)
 	down := 2 * rows // where the index of down begins
+	out, direct := dev+uint64(s.out), 0
+	if n == 1 && rows == len(jobs) {
+		out, direct = e.out.at+16, rows
+	}
 	base := 0
 	for j := range jobs {
 		at, ok := e.slots[slotKey{layer, int(jobs[j].Expert)}]
@@ -389,7 +394,7 @@ func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int, act backen
 		list[j] = one
 		one.bias, one.w, one.y = of(1, l.FF), at+uint64(padded(parts[0])), dev+uint64(s.up)+to
 		list[len(jobs)+j] = one
-		list[2*len(jobs)+j] = rowsJob{bias: of(2, l.Dim), w: at + uint64(padded(parts[0])+padded(parts[1])), y: dev + uint64(s.out), first: uint32(down + 2*base), n: m, stride: uint32(l.Dim)}
+		list[2*len(jobs)+j] = rowsJob{bias: of(2, l.Dim), w: at + uint64(padded(parts[0])+padded(parts[1])), y: out, first: uint32(down + 2*base), n: m, stride: uint32(l.Dim)}
 		for p, r := range jobs[j].Rows {
 			index[2*(base+p)], index[2*(base+p)+1] = uint32(int(r)/k), uint32(p)
 			index[down+2*(base+p)], index[down+2*(base+p)+1] = uint32(base+p), uint32(base+p)
@@ -419,7 +424,7 @@ func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int, act backen
 	_, per = e.d.rows(l.Types[2])
 	*at[rowsParams](e.control, slot(5)) = hidden.rows(jobAt+2*uint64(len(jobs))*size, indexOn, len(jobs), longest, per, l.Dim, l.FF, l.Types[2])
 
-	c, err := e.program(program{l, act, rows <= smallRows}, s)
+	c, err := e.program(program{l, act, rows <= smallRows, direct}, s)
 	if err != nil {
 		return err
 	}
@@ -463,25 +468,41 @@ func (e *Experts) record(c *commands, p program, s scratch, q *queries) {
 	c.copy(e.onDevice, 0, e.control, 0, uint64(indexAt+16*rows))
 	q.stamp(c, 1)
 	slot := func(i int) uint64 { return uint64(slotsAt + i*slotBytes) }
-	c.run(quantizer(l.Types[0]), e.onDevice, slot(0))
+	quantize := func(k kernel, i, floats int) {
+		if p.jobs > 0 {
+			c.run(k, e.onDevice, slot(i), uint32(floats+255)/256, 1, 1)
+		} else {
+			c.run(k, e.onDevice, slot(i))
+		}
+	}
+	multiply := func(t quant.Type, i, rows, jobs int) {
+		k, per := d.rows(t)
+		if p.jobs > 0 {
+			c.run(k, e.onDevice, slot(i), uint32((rows+per-1)/per), uint32(jobs), 1)
+		} else {
+			c.run(k, e.onDevice, slot(i))
+		}
+	}
+	quantize(quantizer(l.Types[0]), 0, l.Dim)
 	if l.Types[0].ActBlock() != l.Types[1].ActBlock() {
-		c.run(quantizer(l.Types[1]), e.onDevice, slot(1))
+		quantize(quantizer(l.Types[1]), 1, l.Dim)
 	}
 	q.stamp(c, 2)
-	k, _ := d.rows(l.Types[0])
-	c.run(k, e.onDevice, slot(2))
-	if l.Types[0] != l.Types[1] {
-		k, _ = d.rows(l.Types[1])
-		c.run(k, e.onDevice, slot(3))
+	if l.Types[0] == l.Types[1] {
+		multiply(l.Types[0], 2, l.FF, 2*p.jobs)
+	} else {
+		multiply(l.Types[0], 2, l.FF, p.jobs)
+		multiply(l.Types[1], 3, l.FF, p.jobs)
 	}
 	q.stamp(c, 3)
-	c.run(gatedQuantizer(l.Types[2], p.act), e.onDevice, slot(4))
+	quantize(gatedQuantizer(l.Types[2], p.act), 4, p.jobs*l.FF)
 	q.stamp(c, 4)
-	k, _ = d.rows(l.Types[2])
-	c.run(k, e.onDevice, slot(5))
+	multiply(l.Types[2], 5, l.Dim, p.jobs)
 	q.stamp(c, 5)
 	c.barrier()
-	c.copy(e.out, 16, e.onDevice, uint64(s.out), 4*uint64(rows)*uint64(l.Dim))
+	if p.jobs == 0 {
+		c.copy(e.out, 16, e.onDevice, uint64(s.out), 4*uint64(rows)*uint64(l.Dim))
+	}
 	c.copy(e.out, 0, e.onDevice, topAt, 4)
 	q.stamp(c, 6)
 }
