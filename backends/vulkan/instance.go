@@ -88,7 +88,9 @@ type lane struct{ family, index uint32 }
 // Open loads Vulkan and looks at its devices. It fails with ErrNoDriver where
 // there is none, in words that a user can act on. validate asks for the
 // validation layers, whose messages Validation then returns.
-func Open(validate bool) (*Instance, error) {
+func Open(validate bool) (*Instance, error) { return openLibrary(library, validate) }
+
+func openLibrary(library string, validate bool) (*Instance, error) {
 	lib, err := purego.Dlopen(library, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, fmt.Errorf("vulkan: %w: %s cannot be loaded (%v): install the GPU's Vulkan driver (packages mesa-vulkan-drivers and libvulkan1, or the vendor's), or run with --backend cpu", ErrNoDriver, library, err)

@@ -1,0 +1,201 @@
+package vulkan
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"testing"
+
+	"sluice/backends"
+	"sluice/backends/backendtest"
+	"sluice/backends/cpu"
+	"sluice/internal/quant"
+)
+
+// While a garbage collection follows the other and memory is taken and given
+// back, groups are computed as ever: nothing that Vulkan reads is the collector's.
+func TestGarbageStorm(t *testing.T) {
+	devices(t, func(t *testing.T, d *Device) {
+		stop := make(chan struct{})
+		var storm sync.WaitGroup
+		storm.Go(func() {
+			var keep [64][]byte
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+					keep[i%len(keep)] = make([]byte, 1<<(i%16))
+					runtime.GC()
+				}
+			}
+		})
+		defer storm.Wait()
+		defer close(stop)
+		rng := rand.New(rand.NewPCG(3, 4))
+		for range 3 {
+			again(t, d, rng, quant.Q4_K, 2)
+		}
+	})
+}
+
+// again makes experts, computes groups with them and closes them.
+func again(t *testing.T, d *Device, rng *rand.Rand, typ quant.Type, rounds int) {
+	t.Helper()
+	ref, err := cpu.New(cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ref.Close()
+	l := Layer{Types: [3]quant.Type{typ, typ, quant.Q8_0}, Dim: 256, FF: 256}
+	e, err := d.NewExperts(map[int]Layer{5: l}, 4, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range rounds {
+		for i := range e.out.host { // poison: what is not written shows
+			e.out.host[i] = 0xfb
+		}
+		n := 1 + 2*(round%2)
+		x := backendtest.Vectors(rng, n, l.Dim, 0)
+		run(t, ref, e, rng, l, n, 4, 4, x, fmt.Sprintf("round %d", round))
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Groups of several kinds in turn on one queue, as layers follow each other, each
+// with other weights and inputs in the same places and poison where outputs go:
+// no step reads what an earlier group left.
+func TestProductionOrder(t *testing.T) {
+	devices(t, func(t *testing.T, d *Device) {
+		ref, err := cpu.New(cpu.Options{Threads: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ref.Close()
+		rng := rand.New(rand.NewPCG(5, 6))
+		kinds := []Layer{
+			{Types: [3]quant.Type{quant.Q4_K, quant.Q4_K, quant.Q6_K}, Dim: 512, FF: 256},
+			{Types: [3]quant.Type{quant.Q4_K, quant.Q8_0, quant.BF16}, Dim: 512, FF: 256},
+			{Types: [3]quant.Type{quant.MXFP4, quant.MXFP4, quant.MXFP4}, Dim: 512, FF: 256},
+		}
+		var all []*Experts
+		for _, l := range kinds {
+			e, err := d.NewExperts(map[int]Layer{5: l}, 4, 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, e)
+		}
+		for round := range 12 {
+			i := round % len(kinds)
+			e := all[i]
+			for _, b := range []*buffer{e.out, e.onDevice} {
+				for j := range b.host {
+					b.host[j] = 0xfb
+				}
+			}
+			n := []int{1, 3, 1, 2}[round%4]
+			run(t, ref, e, rng, kinds[i], n, 4, 4, backendtest.Vectors(rng, n, 512, 0), fmt.Sprintf("round %d, %v", round, kinds[i]))
+		}
+		recorded := d.recorded
+		for i, e := range all {
+			run(t, ref, e, rng, kinds[i], 3, 4, 4, backendtest.Vectors(rng, 3, 512, 0), "again")
+			if err := e.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d.recorded != recorded {
+			t.Errorf("%d command buffers recorded again", d.recorded-recorded)
+		}
+	})
+}
+
+// Each word of a result has one writer: variants of the kernels that count.
+func TestOneWriter(t *testing.T) {
+	devices(t, func(t *testing.T, d *Device) {
+		if d.dot || !d.place.direct && !d.Software() { // the variants are of the emulation, and the host looks
+			t.Skip("the counting variants are of the emulated dot product")
+		}
+		const size = 1 << 20
+		b, err := d.buffer(up, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.drop(b)
+		count := func(k kernel, at int) {
+			t.Helper()
+			c, err := d.kernels.commands()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.free()
+			c.begin()
+			c.run(k, b, uint64(at))
+			if err := c.end(); err != nil {
+				t.Fatal(err)
+			}
+			p, err := c.submit()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.waitFor(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wants := func(what string, from uint64, words, guard int) {
+			t.Helper()
+			for i, n := range slice[uint32](b, from, words+guard) {
+				want := uint32(1)
+				if i >= words {
+					want = 0
+				}
+				if n != want {
+					t.Fatalf("%s: word %d of %d has %d writers", what, i, words, n)
+				}
+			}
+		}
+		for _, c := range []struct{ block, n int }{{0, 1000}, {32, 256 * 3}, {32, 32 * 5}, {256, 256 * 5}} {
+			clear(b.host)
+			f := formAt(b.at+1<<17, 4096)
+			*at[quantizeParams](b, 128) = f.quantize(b.at+1<<16, 0, b.at, c.n)
+			count(kernel{"quantize_count", uint32(c.block), 0}, 128)
+			what := fmt.Sprintf("quantize %+v", c)
+			if c.block == 0 {
+				wants(what, f.code-b.at, c.n, 64)
+				continue
+			}
+			wants(what+" codes", f.code-b.at, c.n/4, 64)
+			wants(what+" scales", f.scale-b.at, c.n/c.block, 8)
+			wants(what+" sums", f.sum-b.at, c.n/16, 64)
+		}
+		for _, typ := range []quant.Type{quant.Q4_K, quant.Q8_0, quant.MXFP4, quant.F32} {
+			for _, c := range []struct{ rows, cols, n int }{{1, 256, 1}, {13, 2304, 1}, {21, 512, 5}, {8, 4096, 20}} {
+				clear(b.host)
+				k, per := kernel{"rows_count", uint32(typ), 0}, 8
+				if typ == quant.F32 {
+					k, per = kernel{"floats_count", uint32(typ), 0}, 16
+				}
+				const y, jobs, index = 1 << 19, 4096, 8192
+				for i, list := 0, slice[uint32](b, index, 2*c.n); i < c.n; i++ {
+					list[2*i], list[2*i+1] = 0, uint32(i)
+				}
+				*at[rowsJob](b, jobs) = rowsJob{w: b.at + 1<<18, y: b.at + y, n: uint32(c.n), stride: uint32(c.rows)}
+				*at[rowsParams](b, 128) = formAt(b.at+1<<17, 8192).rows(b.at+jobs, b.at+index, 1, c.n, per, c.rows, c.cols, typ)
+				count(k, 128)
+				wants(fmt.Sprintf("%v %+v", typ, c), y, c.rows*c.n, 64)
+			}
+		}
+	})
+}
+
+// heldJobs are jobs of experts 0, 1, ..., each with a row.
+func heldJobs(n int) (jobs []backends.HeldJob) {
+	for i := range n {
+		jobs = append(jobs, backends.HeldJob{Expert: int32(i), Rows: []int32{int32(i)}})
+	}
+	return jobs
+}
