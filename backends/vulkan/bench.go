@@ -260,7 +260,7 @@ type copier struct {
 
 // copyParams are those of the kernel that copies.
 type copyParams struct {
-	groups   [4]uint32
+	_        [4]uint32 // groups, which the recording knows
 	from, to uint64
 }
 

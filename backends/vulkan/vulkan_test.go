@@ -38,10 +38,12 @@ func devices(t *testing.T, test func(t *testing.T, d *Device)) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				defer func() {
+					if err := d.Close(); err != nil {
+						t.Error(err)
+					}
+				}()
 				test(t, d)
-				if err := d.Close(); err != nil {
-					t.Error(err)
-				}
 			})
 		}
 	}
