@@ -35,6 +35,13 @@ type placement struct {
 // of gives the type for a use.
 func (p *placement) of(w where) int { return [...]int{p.weights, p.up, p.down}[w] }
 
+// ReBAR says whether the host sees all of the device's memory, and what is to be
+// said if it sees a part.
+func (m *Memory) ReBAR() (all bool, warning string) {
+	p, err := m.place()
+	return err == nil && p.rebar, p.warning
+}
+
 // VRAM is the size of the device's own memory: its largest local heap.
 func (m *Memory) VRAM() uint64 {
 	if h := m.vramHeap(); h >= 0 {

@@ -32,15 +32,16 @@ type Options struct {
 
 // A Report is what was found.
 type Report struct {
-	Build     Build     `json:"build"`
-	Kernel    Kernel    `json:"kernel"`
-	CPU       CPU       `json:"cpu"`
-	Memory    Memory    `json:"memory"`
-	Drives    []Drive   `json:"drives"`
-	GPUs      []GPU     `json:"gpus"`
-	Libraries []Library `json:"gpu_libraries"`
-	Model     *Model    `json:"model,omitempty"`
-	Problems  []Problem `json:"problems"`
+	Build     Build          `json:"build"`
+	Kernel    Kernel         `json:"kernel"`
+	CPU       CPU            `json:"cpu"`
+	Memory    Memory         `json:"memory"`
+	Drives    []Drive        `json:"drives"`
+	GPUs      []GPU          `json:"gpus"`
+	Libraries []Library      `json:"gpu_libraries"`
+	Vulkan    []VulkanDevice `json:"vulkan_devices"`
+	Model     *Model         `json:"model,omitempty"`
+	Problems  []Problem      `json:"problems"`
 }
 
 // A Problem is something to mend. A broken thing keeps Sluice from working; the
@@ -76,6 +77,9 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	r.ceiling()
 	r.gpus(t)
 	r.libraries(t)
+	if t == "" { // this machine, and not files that describe one
+		r.vulkan()
+	}
 	return r, nil
 }
 

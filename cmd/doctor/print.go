@@ -64,7 +64,12 @@ func (r *Report) Print(w io.Writer) error {
 	for _, l := range r.Libraries {
 		row(l.Name, "%s", cmp.Or(l.Path, l.Aside, "not found")+" (for "+l.For+")")
 	}
-	row("gpu backend", "none in this build yet: the CPU computes")
+	for i, v := range r.Vulkan {
+		row(yes(i == 0, "vulkan", ""), "%s", v.line())
+	}
+	if len(r.Vulkan) == 0 {
+		row("vulkan", "no device: the CPU computes")
+	}
 	if m := r.Model; m != nil && m.Format != "" {
 		row("model", "%s: %s, %s (%s), %d files, %s", m.Path, m.Format, m.Architecture, m.Name, m.Files, gb(m.FileBytes))
 		row("", "cap %d of %d experts per layer, %s in memory", m.Cap, m.Experts, gb(m.PeakBytes))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"sluice/backends/vulkan"
@@ -36,6 +37,71 @@ func TestSameBitsOnDevice(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A device whose memory the host sees in part is told of, or refused: exit 3.
+func TestRequireReBAR(t *testing.T) {
+	const words = "warning: only 256 MiB of 16304 MiB VRAM is host-visible"
+	if said, err := reBAR(words, false); said != words || err != nil {
+		t.Errorf("%q, %v", said, err)
+	}
+	var refusal *RefusedError
+	if said, err := reBAR(words, true); said != "" || !errors.As(err, &refusal) || err.Error() != words+" (--require-rebar)" {
+		t.Errorf("%q, %v", said, err)
+	}
+	if said, err := reBAR("", true); said != "" || err != nil {
+		t.Errorf("%q, %v", said, err)
+	}
+}
+
+// Devices are named by number, with or without the backend, several with commas.
+func TestPick(t *testing.T) {
+	all := []vulkan.Info{{Name: "one", Kind: "integrated"}, {Name: "two", Kind: "discrete"}, {Name: "three", Kind: "discrete"}}
+	for _, c := range []struct {
+		devices string
+		wanted  bool
+		want    []int
+		words   string
+	}{
+		{"", false, []int{1}, ""}, {"", true, []int{1}, ""}, {"vulkan:2", true, []int{2}, ""}, {"0", true, []int{0}, ""}, {"2,vulkan:0", true, []int{2, 0}, ""},
+		{"3", true, nil, `there is no device "3": name some of vulkan:0 one, vulkan:1 two, vulkan:2 three`}, {"cuda:0", true, nil, "there is no device"},
+		{"1,1", true, nil, "named twice"},
+	} {
+		got, words := pick(all, Options{Devices: c.devices}, c.wanted)
+		if !slices.Equal(got, c.want) || !strings.Contains(words, c.words) || (words == "") != (c.words == "") {
+			t.Errorf("%q: %v, %q", c.devices, got, words)
+		}
+	}
+}
+
+// With two devices, here the same one twice, experts are split and the bits stay.
+func TestTwoDevices(t *testing.T) {
+	in, err := vulkan.Open(false)
+	if err != nil {
+		t.Skipf("needs a Vulkan driver: %v", err)
+	}
+	in.Close()
+	path := light(demo)
+	e := open(t, Options{Path: path, Cap: 1})
+	prompt := heldout(t, e, 20)
+	want := ask(t, Options{Path: path, Cap: 4, Threads: 1, Ctx: 64, Chunk: 16, Backend: "cpu"}, prompt, 6)
+	p, err := Prepare(Options{Path: path, Cap: 4, Threads: 1, Ctx: 64, Chunk: 16, Devices: "vulkan:0", VRAM: Budget{Experts: 40}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.openGPU(Options{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := p.devices.give(p.VRAM); n != 40 || p.devices.all[0].taken == 0 || p.devices.all[1].taken == 0 {
+		t.Fatalf("%d given, %d and %d bytes", n, p.devices.all[0].taken, p.devices.all[1].taken)
+	}
+	two, err := p.Load(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer two.Close()
+	logits, _ := allLogits(t, two, prompt)
+	same(t, "two devices", logits, want.logits)
 }
 
 // With every expert in VRAM nothing is read while decoding; more of them mean
