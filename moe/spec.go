@@ -34,6 +34,7 @@ type Spec struct {
 	Kinds         [][3]backends.Matrix // of Roles: gate, up and down of an expert, types and shapes alone
 	NextnDense    []tiers.Tensor       // what drafting layers add to Dense
 	NextnRoles    []tiers.ExpertLayer  // the same for drafting layers
+	NextnKinds    [][3]backends.Matrix // of NextnRoles
 	MadeBytes     int64                // what tensors of decoding become that are not used as they are: see Made
 	NextnErr      error                // why drafting layers cannot be run; nil: they can, if there are any
 
@@ -174,9 +175,9 @@ func Describe(file *tiers.Model) (*Spec, error) {
 	s.Dense, s.asked, s.floats = l.dense, l.asked, l.floatBytes
 	for i := s.Layers; i < s.Layers+s.Nextn; i++ {
 		draft := newLoader(s, nil)
-		role, _ := draft.experts(i, s.Experts, s.Hidden, s.ExpertFF)
+		role, kinds := draft.experts(i, s.Experts, s.Hidden, s.ExpertFF)
 		if draft.err == nil { // not every file has its drafting layers, or of this shape
-			s.NextnRoles = append(s.NextnRoles, role)
+			s.NextnRoles, s.NextnKinds = append(s.NextnRoles, role), append(s.NextnKinds, kinds)
 		}
 	}
 	s.describeNextn()

@@ -52,8 +52,12 @@ func (p *Plan) openDevices(o Options) error {
 	}
 	d := &devices{in: in, layers: make(map[int]vulkan.Layer)}
 	p.devices = d
-	for i, r := range p.Spec.Roles {
-		k := p.Spec.Kinds[i]
+	kinds := p.Spec.Kinds
+	if p.Config.Drafts > 0 {
+		kinds = slices.Concat(kinds, p.Spec.NextnKinds)
+	}
+	for i, r := range p.roles {
+		k := kinds[i]
 		d.layers[r.Layer] = vulkan.Layer{Types: [3]quant.Type{k[0].Type, k[1].Type, k[2].Type}, Dim: k[0].Cols, FF: k[0].Rows}
 	}
 	chosen, words := pick(in.Devices(), o, wanted)

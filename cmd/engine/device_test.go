@@ -104,6 +104,32 @@ func TestTwoDevices(t *testing.T) {
 	same(t, "two devices", logits, want.logits)
 }
 
+// The experts of a drafting layer go to VRAM too, behind the others: with all of
+// them there nothing is read, drafts or not.
+func TestDraftingLayerInVRAM(t *testing.T) {
+	in, err := vulkan.Open(false)
+	if err != nil {
+		t.Skipf("needs a Vulkan driver: %v", err)
+	}
+	in.Close()
+	e := open(t, Options{Path: demo, Cap: 1, Threads: 1, Ctx: 128, Devices: "0", Drafts: 1})
+	layers := append(e.Spec.Roles, e.Spec.NextnRoles...)
+	if len(e.Spec.NextnRoles) == 0 || len(e.VRAM) != len(layers)*e.Spec.Experts {
+		t.Fatalf("%d experts in VRAM, of %d layers", len(e.VRAM), len(layers))
+	}
+	if last := e.VRAM[len(e.VRAM)-1]; int(last.Layer) != e.Spec.NextnRoles[len(e.Spec.NextnRoles)-1].Layer {
+		t.Errorf("%v is the last of VRAM", last)
+	}
+	for _, id := range heldout(t, e, 6) {
+		if err := e.Model.Forward(t.Context(), []int32{id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := e.Cache.Stats(); st.Misses != 0 || st.Source.Loads != st.PreloadLoads {
+		t.Errorf("%+v", st)
+	}
+}
+
 // With every expert in VRAM nothing is read while decoding; more of them mean
 // fewer loads, and the tiers' hits and misses sum to what was routed.
 func TestDeviceTierCounters(t *testing.T) {

@@ -175,6 +175,13 @@ func (p *Plan) frequency() func(tiers.Key) float64 {
 // choose picks the experts of VRAM and of the pinned set, the most used first.
 func (p *Plan) choose(o Options) error {
 	ranked := p.History.Ranked()
+	if p.devices != nil && p.Config.Drafts > 0 { // drafting layers, of which no history knows, come last
+		for _, r := range p.Spec.NextnRoles {
+			for e := range r.Experts {
+				ranked = append(ranked, tiers.Key{Layer: int32(r.Layer), Expert: int32(e)})
+			}
+		}
+	}
 	all := len(ranked)
 	size := func(k tiers.Key) int64 {
 		payload := p.Source.ExpertBytes(int(k.Layer))
