@@ -312,7 +312,7 @@ func TestDescribe(t *testing.T) {
 				}
 			}
 			got := *s
-			got.Dense, got.Roles, got.Kinds, got.NextnDense, got.NextnRoles, got.NextnErr, got.file, got.fam, got.asked = nil, nil, nil, nil, nil, nil, nil, family{}, nil
+			got.Dense, got.Roles, got.Kinds, got.NextnDense, got.NextnRoles, got.NextnKinds, got.NextnErr, got.file, got.fam, got.asked = nil, nil, nil, nil, nil, nil, nil, nil, family{}, nil
 			got.cache, got.vectors, got.gqa = backends.KVShape{}, nil, gqaVectors{} // follow from the rest
 			got.embedScale, got.logitScale = 0, 0                                   // no page of these sets them
 			if !reflect.DeepEqual(got, tt.want) {
