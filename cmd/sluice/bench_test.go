@@ -88,3 +88,11 @@ func TestCopies(t *testing.T) {
 	sluice("", append(run, "--model", longer)...).wants(t, exitError, "longer.gguf", "not copies of one model")
 	sluice("", append(run, "--model", tinyGLM4)...).wants(t, exitError, "the same file")
 }
+
+// bench experts measures only what it is asked for, on a device that there is.
+func TestBenchExpertsUsage(t *testing.T) {
+	sluice("", "bench", "experts", "--shape", "7x").wants(t, exitUsage, `--shape "7x"`)
+	sluice("", "bench", "experts", "--k", "17").wants(t, exitUsage, "--k 17: use 1 to 16")
+	sluice("", "bench", "experts", "--types", "Q9").wants(t, exitUsage, "--types Q9: use some of")
+	sluice("", "bench", "experts", "--samples", "0").wants(t, exitUsage, "--samples is 1 to 10000")
+}

@@ -127,7 +127,7 @@ func TestBenchLimit(t *testing.T) {
 	for want, args := range map[string][]string{"--memory": {"--memory", "much"}, "--modes": {"--modes", "tape"}, "--storage": {"--storage", "slab"}, "-n at least 2": {"-n", "1"}} {
 		sluice("", append([]string{"bench", "limit", demo}, args...)...).wants(t, exitUsage, want)
 	}
-	sluice("", "bench", "limits").wants(t, exitUsage, `unknown measurement "limits": use one of storage, cap, draft, limit`)
+	sluice("", "bench", "limits").wants(t, exitUsage, `unknown measurement "limits": use one of storage, cap, draft, experts, limit`)
 	if _, err := os.Stat("bench-big.sh"); err != nil {
 		t.Error(err)
 	}

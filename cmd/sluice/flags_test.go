@@ -65,7 +65,7 @@ func TestUsage(t *testing.T) {
 		{"run _ --io-depth 0 -p a", "--io-depth 0: use 1 to 4096"},
 		{"run _ --io-depth 5000 -p a", "--io-depth 5000: use 1 to 4096"},
 		{"bench", "name what to measure: storage"},
-		{"bench ram", `unknown measurement "ram": use one of storage, cap, draft, limit`},
+		{"bench ram", `unknown measurement "ram": use one of storage, cap, draft, experts, limit`},
 		{"bench storage _ 8", `unexpected argument "8"`},
 		{"bench storage _ --seconds 0", "--seconds is above 0"},
 		{"bench storage _ --samples 0", "--samples and --pairs are at least 1"},
