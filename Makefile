@@ -98,3 +98,18 @@ shaders:
 	done
 	@for s in quantize rows floats; do glslc --target-env=vulkan1.2 -DCOUNT shaders/$$s.comp -o $(SPIRV)/$${s}_count.spv || exit 1; done
 	@glslc --target-env=vulkan1.2 -DDOT shaders/rows.comp -o $(SPIRV)/rows_dot.spv
+
+# The kernels of CUDA and HIP: PTX of each type of weights, for drivers without a
+# compiler beside them. Clang needs no CUDA for it.
+CLANG    ?= clang-19
+GPUTYPES := 0 1 2 3 6 7 8 12 13 14 30 39 1000 1001 1002 1003 1004 1005 1006 1007
+PTX      ?= shaders/ptx
+CUDA     := -x cuda --cuda-gpu-arch=sm_61 --cuda-device-only -nocudainc -nocudalib -Xclang -target-feature -Xclang +ptx63
+
+.PHONY: ptx
+ptx:
+	@mkdir -p $(PTX)
+	@for t in all $(GPUTYPES); do \
+		def=; test $$t = all || def=-DTYPE=$$t; \
+		$(CLANG) $(CUDA) -O3 -ffp-contract=off -DCUDA $$def -S -o - shaders/gpu.cu | grep -v '^//' | gzip -n9 > $(PTX)/$$t.ptx.gz || exit 1; \
+	done

@@ -11,22 +11,14 @@ import (
 	"sluice/internal/quant"
 )
 
-// A Layer says what the experts of a layer are made of: gate and up [FF, Dim],
-// down [Dim, FF].
-type Layer struct {
-	Types   [3]quant.Type // gate, up, down
-	Dim, FF int
-}
+// A Layer says what the experts of a layer are made of.
+type Layer = backends.HeldLayer
 
-func (l Layer) parts() [3]int64 {
-	return [3]int64{int64(l.FF) * int64(l.Types[0].RowBytes(l.Dim)), int64(l.FF) * int64(l.Types[1].RowBytes(l.Dim)), int64(l.Dim) * int64(l.Types[2].RowBytes(l.FF))}
-}
-
-// bytes is what an expert takes in an arena: each matrix aligned, with padding
+// bytesOf is what an expert takes in an arena: each matrix aligned, with padding
 // behind it that kernels may read.
-func (l Layer) bytes() int64 {
+func bytesOf(l Layer) int64 {
 	var n int64
-	for _, p := range l.parts() {
+	for _, p := range l.Parts() {
 		n += padded(p)
 	}
 	return n
@@ -168,7 +160,7 @@ func (e *Experts) scratch(rows int) (s scratch) {
 func (e *Experts) ScratchBytes() int64 { return e.scratch(e.k * e.most).size }
 
 // ExpertBytes is what an expert of the layer takes as allocated.
-func (e *Experts) ExpertBytes(layer int) int64 { return e.layers[layer].bytes() }
+func (e *Experts) ExpertBytes(layer int) int64 { return bytesOf(e.layers[layer]) }
 
 // Upload copies an expert's gate, up and down into the device's memory, after
 // looking for numbers that the arithmetic does not take. The parts are the
@@ -180,7 +172,7 @@ func (e *Experts) Upload(layer, expert int, parts [3][]byte) error {
 	if !ok {
 		panic(fmt.Sprintf("vulkan: upload of an expert of layer %d, which has none", layer))
 	}
-	for i, want := range l.parts() {
+	for i, want := range l.Parts() {
 		if int64(len(parts[i])) != want {
 			panic(fmt.Sprintf("vulkan: upload: part %d holds %d bytes, want %d", i, len(parts[i]), want))
 		}
@@ -212,11 +204,11 @@ func (e *Experts) Upload(layer, expert int, parts [3][]byte) error {
 func (e *Experts) Replace(oldLayer, old, layer, expert int, parts [3][]byte) error {
 	was := slotKey{oldLayer, old}
 	at, ok := e.slots[was]
-	if !ok || e.layers[oldLayer].bytes() != e.layers[layer].bytes() || e.running.value != 0 {
+	if !ok || bytesOf(e.layers[oldLayer]) != bytesOf(e.layers[layer]) || e.running.value != 0 {
 		panic(fmt.Sprintf("vulkan: expert %d of layer %d cannot take the place of expert %d of layer %d", expert, layer, old, oldLayer))
 	}
 	delete(e.slots, was)
-	for _, n := range e.layers[oldLayer].parts() {
+	for _, n := range e.layers[oldLayer].Parts() {
 		e.payload -= n
 	}
 	e.holes = append(e.holes, at)
@@ -225,7 +217,7 @@ func (e *Experts) Replace(oldLayer, old, layer, expert int, parts [3][]byte) err
 
 // place finds room for an expert, in a new arena if need be.
 func (e *Experts) place(k slotKey, l Layer) (at uint64, arena *buffer, offset uint64, err error) {
-	n := l.bytes()
+	n := bytesOf(l)
 	if last := len(e.holes) - 1; last >= 0 { // Replace has made it, and it fits
 		at, e.holes = e.holes[last], e.holes[:last]
 		for _, b := range e.arenas {
@@ -368,7 +360,7 @@ func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int, act backen
 	}
 	s := e.scratch(e.k * e.most)
 	dev := e.onDevice.at
-	parts := l.parts()
+	parts := l.Parts()
 	list := slice[rowsJob](e.control, jobsAt, 3*mostJob)
 	index := slice[uint32](e.control, uint64(indexAt), 4*e.k*e.most)
 	down := 2 * rows // where the index of down begins
@@ -524,17 +516,8 @@ func (e *Experts) Finish() ([]float32, error) {
 	return slice[float32](e.out, 16, e.rows), nil
 }
 
-// A Usage is what experts take of a device's memory, and what it took to bring
-// them there.
-type Usage struct {
-	Experts     int64
-	Payload     int64 // bytes of the experts' matrices
-	Allocated   int64 // bytes of its own memory asked of the driver: experts with their alignment, biases, scratch
-	Driver      int64 // bytes in use by the driver's own count, less what was before; -1: it does not tell
-	UploadBytes int64
-	UploadNanos int64
-	Recorded    int64 // command buffers
-}
+// A Usage is what experts take of a device's memory.
+type Usage = backends.HeldUsage
 
 // Usage asks the driver too.
 func (e *Experts) Usage() Usage {

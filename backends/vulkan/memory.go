@@ -103,28 +103,3 @@ func (m *Memory) place() (placement, error) {
 	}
 	return p, nil
 }
-
-// tolerance is how much of what was allocated the driver's own count may differ.
-const tolerance = 0.10
-
-// Doubt says in words that the driver counts other bytes in use on a device than
-// were allocated there: that a tier is not where it seems to be; "" if it does
-// not, or does not tell.
-func (u *Usage) Doubt(device int) string {
-	off := u.Driver - u.Allocated
-	if u.Driver < 0 || u.Experts == 0 || float64(max(off, -off)) <= tolerance*float64(u.Allocated) {
-		return ""
-	}
-	claim := fmt.Sprintf("warning: VRAM tier claims %s but the driver reports %s in use on device %d", bytesText(u.Allocated), bytesText(u.Driver), device)
-	if off < 0 {
-		return claim + ": experts are not in VRAM."
-	}
-	return claim + ": something else of this process takes the rest; lower --vram if the device runs out of memory."
-}
-
-func bytesText(n int64) string {
-	if n >= 1e9 {
-		return fmt.Sprintf("%.2f GB", float64(n)/1e9)
-	}
-	return fmt.Sprintf("%.0f MB", float64(n)/1e6)
-}

@@ -1,0 +1,502 @@
+// A driver of CUDA and HIP, and their run-time compilers, for tests on machines
+// without a GPU: the functions that backends/gpu asks for, by both makers' names.
+//
+// Kernels are those of shaders/gpu.cu, compiled for the host; a thread is a
+// coroutine. Streams are lazy: what is put into one runs when somebody waits for it,
+// so that memory which is used again too early shows itself.
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#define BOTH(cu, hip, params) \
+	int cu params __attribute__((alias(#hip))); \
+	int hip params
+
+// What tests set and ask for.
+static char failing[64], arch[64] = "gfx1030:xnack-";
+static int failSkip, failCode, version = 13000, devices = 1, capability = 90;
+static long long live, compiled, total = 1 << 30, used, pinnedLimit = 1 << 30, pinned;
+
+void fakeFail(const char *call, int skip, int code) {
+	snprintf(failing, sizeof failing, "%s", call);
+	failSkip = skip;
+	failCode = code;
+}
+void fakeDevice(int v, const char *a, int count) {
+	version = v;
+	snprintf(arch, sizeof arch, "%s", a);
+	devices = count;
+}
+void fakePinned(long long bytes) { pinnedLimit = bytes; }
+long long fakeLive(void) { return live; }
+long long fakeCompiled(void) { return compiled; }
+
+static int fails(const char *call) {
+	if (strcmp(call, failing) != 0 || failSkip-- > 0) {
+		return 0;
+	}
+	failing[0] = 0;
+	return failCode;
+}
+#define FAIL(call) \
+	do { \
+		int code = fails(call); \
+		if (code) { \
+			return code; \
+		} \
+	} while (0)
+
+// Threads of a block.
+enum { MOST = 256, STACK = 64 << 10 };
+static struct thread {
+	jmp_buf at;
+	ucontext_t start;
+	int begun, done, crossed, barriers;
+} threads[MOST];
+static unsigned slots[2][MOST];
+static char *stacks;
+static int now, threadCount;
+static unsigned place[3], grid[3];
+static jmp_buf scheduler;
+struct params64 { char b[64]; };
+static void (*entry)(struct params64);
+static struct params64 params;
+
+unsigned thread(void) { return now; }
+unsigned blockX(void) { return place[0]; }
+unsigned blockY(void) { return place[1]; }
+unsigned blockZ(void) { return place[2]; }
+unsigned blocksX(void) { return grid[0]; }
+
+static void yield(void) {
+	if (!_setjmp(threads[now].at)) {
+		_longjmp(scheduler, 1);
+	}
+}
+unsigned across(unsigned v, unsigned mask) {
+	int mine = threads[now].crossed, from = now & ~31, to = from + 32 < threadCount ? from + 32 : threadCount;
+	slots[mine & 1][now] = v;
+	threads[now].crossed++;
+	for (int i = from; i < to;) {
+		if (!threads[i].done && threads[i].crossed <= mine) {
+			yield();
+		} else {
+			i++;
+		}
+	}
+	return slots[mine & 1][now ^ mask];
+}
+void barrier(void) {
+	int mine = threads[now].barriers++;
+	for (int i = 0; i < threadCount;) {
+		if (!threads[i].done && threads[i].barriers <= mine) {
+			yield();
+		} else {
+			i++;
+		}
+	}
+}
+static void body(void) {
+	for (;;) { // once for each block
+		entry(params);
+		threads[now].done = 1;
+		yield();
+	}
+}
+static void block(void) {
+	for (int i = 0; i < threadCount; i++) {
+		threads[i].done = threads[i].crossed = threads[i].barriers = 0;
+	}
+	for (int left = threadCount; left > 0;) {
+		left = 0;
+		for (volatile int i = 0; i < threadCount; i++) {
+			if (threads[i].done) {
+				continue;
+			}
+			left++;
+			now = i;
+			if (_setjmp(scheduler)) {
+				continue;
+			}
+			if (threads[i].begun) {
+				_longjmp(threads[i].at, 1);
+			}
+			threads[i].begun = 1;
+			getcontext(&threads[i].start);
+			threads[i].start.uc_stack.ss_sp = stacks + (size_t)i * STACK;
+			threads[i].start.uc_stack.ss_size = STACK;
+			threads[i].start.uc_link = 0;
+			makecontext(&threads[i].start, body, 0);
+			setcontext(&threads[i].start);
+		}
+	}
+}
+
+// Streams.
+struct event { int pending; };
+struct op {
+	enum { COPY, KERNEL, RECORD, WAIT } kind;
+	void *to, *from;
+	size_t size;
+	void (*f)(struct params64);
+	unsigned grid[3], threads;
+	char args[64];
+	struct event *event;
+	struct op *next;
+};
+struct list { struct op *first, **last; };
+struct stream {
+	struct list ops;
+	struct list *graph; // being recorded
+	struct stream *next;
+} *streams;
+
+static void put(struct list *l, struct op *o) {
+	struct op *copy = malloc(sizeof *copy);
+	*copy = *o;
+	copy->next = 0;
+	if (!l->first) {
+		l->last = &l->first;
+	}
+	*l->last = copy;
+	l->last = &copy->next;
+	if (copy->kind == RECORD) {
+		copy->event->pending++;
+	}
+}
+static int run(struct stream *s, struct event *until) {
+	while (s->ops.first && !(until && !until->pending)) {
+		struct op *o = s->ops.first;
+		switch (o->kind) {
+		case COPY:
+			memcpy(o->to, o->from, o->size);
+			break;
+		case KERNEL:
+			if (!stacks) {
+				stacks = malloc((size_t)MOST * STACK);
+			}
+			entry = o->f;
+			memcpy(&params, o->args, sizeof params);
+			threadCount = o->threads;
+			memcpy(grid, o->grid, sizeof grid);
+			for (place[2] = 0; place[2] < grid[2]; place[2]++)
+				for (place[1] = 0; place[1] < grid[1]; place[1]++)
+					for (place[0] = 0; place[0] < grid[0]; place[0]++)
+						block();
+			break;
+		case RECORD:
+			o->event->pending--;
+			break;
+		case WAIT:
+			for (struct stream *other = streams; other; other = other->next) {
+				if (other != s) {
+					run(other, o->event);
+				}
+			}
+			break;
+		}
+		s->ops.first = o->next;
+		free(o);
+	}
+	return 0;
+}
+static int add(struct stream *s, struct op *o) {
+	put(s->graph ? s->graph : &s->ops, o);
+	return 0;
+}
+
+BOTH(cuInit, hipInit, (unsigned flags)) {
+	(void)flags;
+	FAIL("init");
+	return 0;
+}
+BOTH(cuDriverGetVersion, hipRuntimeGetVersion, (int *v)) {
+	*v = version;
+	return 0;
+}
+BOTH(cuDeviceGetCount, hipGetDeviceCount, (int *n)) {
+	*n = devices;
+	return devices ? 0 : 100;
+}
+BOTH(cuDeviceGet, hipDeviceGet, (int *d, int i)) {
+	*d = i;
+	return 0;
+}
+BOTH(cuDeviceGetName, hipDeviceGetName, (char *name, int size, int d)) {
+	snprintf(name, size, "Fake %d", d);
+	return 0;
+}
+int hipGetDevicePropertiesR0600(char *p, int d) {
+	(void)d;
+	snprintf(p + 1160, 256, "%s", arch);
+	return 0;
+}
+int cuDeviceGetAttribute(int *v, int attribute, int d) {
+	(void)d;
+	*v = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : 2;
+	return 0;
+}
+BOTH(cuDeviceTotalMem_v2, hipDeviceTotalMem, (size_t *n, int d)) {
+	(void)d;
+	*n = total;
+	return 0;
+}
+int cuDevicePrimaryCtxRetain(void **c, int d) {
+	(void)d;
+	FAIL("context");
+	*c = &live;
+	return 0;
+}
+int cuDevicePrimaryCtxRelease_v2(int d) {
+	(void)d;
+	return 0;
+}
+int cuCtxSetCurrent(void *c) { return c == &live ? 0 : 201; }
+int hipSetDevice(int d) { return d < devices ? 0 : 101; }
+
+struct block { size_t size; int host; };
+static int take(void **p, size_t n, int host) {
+	long long *sum = host ? &pinned : &used;
+	if (*sum + (long long)n > (host ? pinnedLimit : total)) {
+		return 2;
+	}
+	char *b;
+	if (posix_memalign((void **)&b, 256, n + 512)) {
+		return 2;
+	}
+	memset(b + 256 + n, 0xa5, 256);
+	*(struct block *)b = (struct block){n, host};
+	*sum += n;
+	live++;
+	*p = b + 256;
+	return 0;
+}
+static int give(void *p) {
+	struct block *b = (struct block *)((char *)p - 256);
+	*(b->host ? &pinned : &used) -= b->size;
+	live--;
+	for (int i = 0; i < 256; i++) { // nobody wrote behind it
+		if (((unsigned char *)p)[b->size + i] != 0xa5) {
+			fprintf(stderr, "fake: written behind %zu bytes\n", b->size);
+			abort();
+		}
+	}
+	free(b);
+	return 0;
+}
+BOTH(cuMemAlloc_v2, hipMalloc, (void **p, size_t n)) {
+	FAIL("allocate");
+	return take(p, n, 0);
+}
+BOTH(cuMemFree_v2, hipFree, (void *p)) { return give(p); }
+BOTH(cuMemGetInfo_v2, hipMemGetInfo, (size_t *free, size_t *all)) {
+	*free = total - used;
+	*all = total;
+	return 0;
+}
+BOTH(cuMemHostAlloc, hipHostMalloc, (void **p, size_t n, unsigned flags)) {
+	FAIL("pin");
+	return flags == 3 ? take(p, n, 1) : 1;
+}
+BOTH(cuMemFreeHost, hipHostFree, (void *p)) { return give(p); }
+BOTH(cuMemHostGetDevicePointer_v2, hipHostGetDevicePointer, (void **d, void *p, unsigned flags)) {
+	(void)flags;
+	*d = p;
+	return 0;
+}
+BOTH(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync, (void *to, void *from, size_t n, struct stream *s)) {
+	FAIL("copy");
+	return add(s, &(struct op){.kind = COPY, .to = to, .from = from, .size = n});
+}
+BOTH(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync, (void *to, void *from, size_t n, struct stream *s)) {
+	return add(s, &(struct op){.kind = COPY, .to = to, .from = from, .size = n});
+}
+BOTH(cuStreamCreate, hipStreamCreateWithFlags, (struct stream **s, unsigned flags)) {
+	(void)flags;
+	*s = calloc(1, sizeof **s);
+	(*s)->next = streams;
+	streams = *s;
+	live++;
+	return 0;
+}
+BOTH(cuStreamDestroy_v2, hipStreamDestroy, (struct stream *s)) {
+	while (s->ops.first) { // whoever wants it done has waited for it
+		struct op *o = s->ops.first;
+		s->ops.first = o->next;
+		free(o);
+	}
+	for (struct stream **at = &streams; *at; at = &(*at)->next) {
+		if (*at == s) {
+			*at = s->next;
+			break;
+		}
+	}
+	free(s);
+	live--;
+	return 0;
+}
+BOTH(cuStreamSynchronize, hipStreamSynchronize, (struct stream *s)) {
+	FAIL("synchronize");
+	return run(s, 0);
+}
+BOTH(cuStreamWaitEvent, hipStreamWaitEvent, (struct stream *s, struct event *e, unsigned flags)) {
+	(void)flags;
+	return add(s, &(struct op){.kind = WAIT, .event = e});
+}
+BOTH(cuEventCreate, hipEventCreateWithFlags, (struct event **e, unsigned flags)) {
+	(void)flags;
+	*e = calloc(1, sizeof **e);
+	live++;
+	return 0;
+}
+BOTH(cuEventDestroy_v2, hipEventDestroy, (struct event *e)) {
+	free(e);
+	live--;
+	return 0;
+}
+BOTH(cuEventRecord, hipEventRecord, (struct event *e, struct stream *s)) { return add(s, &(struct op){.kind = RECORD, .event = e}); }
+BOTH(cuEventSynchronize, hipEventSynchronize, (struct event *e)) {
+	for (struct stream *s = streams; s; s = s->next) {
+		run(s, e);
+	}
+	return 0;
+}
+BOTH(cuEventElapsedTime, hipEventElapsedTime, (float *ms, struct event *a, struct event *b)) {
+	(void)a, (void)b;
+	*ms = 1;
+	return 0;
+}
+BOTH(cuModuleLoadData, hipModuleLoadData, (void **m, const char *image)) {
+	FAIL("module");
+	if (memcmp(image, "code", 4) != 0 && !strstr(image, ".version")) {
+		return 209;
+	}
+	*m = (void *)1;
+	return 0;
+}
+BOTH(cuModuleUnload, hipModuleUnload, (void *m)) {
+	(void)m;
+	return 0;
+}
+
+void quantize(struct params64);
+void planes(struct params64);
+#define TYPES(X) X(0) X(1) X(2) X(3) X(6) X(7) X(8) X(12) X(13) X(14) X(30) X(39) X(1000) X(1001) X(1002) X(1003) X(1004) X(1005) X(1006) X(1007)
+#define DECLARE(t) \
+	void rows_##t(struct params64); \
+	void rows1_##t(struct params64);
+TYPES(DECLARE)
+#define NAMED(t) {"rows_" #t, rows_##t}, {"rows1_" #t, rows1_##t},
+static struct { const char *name; void (*f)(struct params64); } kernels[] = {{"quantize", quantize}, {"planes", planes}, TYPES(NAMED)};
+
+BOTH(cuModuleGetFunction, hipModuleGetFunction, (void **f, void *m, const char *name)) {
+	(void)m;
+	for (unsigned i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+		if (strcmp(kernels[i].name, name) == 0) {
+			*f = (void *)kernels[i].f;
+			return 0;
+		}
+	}
+	return 500;
+}
+BOTH(cuLaunchKernel, hipModuleLaunchKernel, (void *f, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz, unsigned shared, struct stream *s, void **args, void **extra)) {
+	FAIL("launch");
+	if (ty != 1 || tz != 1 || shared || extra || !x || !y || !z || tx > MOST) {
+		return 1;
+	}
+	struct op o = {.kind = KERNEL, .f = (void (*)(struct params64))f, .grid = {x, y, z}, .threads = tx};
+	memcpy(o.args, args[0], sizeof o.args);
+	return add(s, &o);
+}
+BOTH(cuOccupancyMaxActiveBlocksPerMultiprocessor, hipModuleOccupancyMaxActiveBlocksPerMultiprocessor, (int *n, void *f, int threads, size_t shared)) {
+	(void)f, (void)threads, (void)shared;
+	*n = 3;
+	return 0;
+}
+BOTH(cuStreamBeginCapture_v2, hipStreamBeginCapture, (struct stream *s, int mode)) {
+	FAIL("capture");
+	(void)mode;
+	s->graph = calloc(1, sizeof *s->graph);
+	live++;
+	return 0;
+}
+BOTH(cuStreamEndCapture, hipStreamEndCapture, (struct stream *s, struct list **g)) {
+	*g = s->graph;
+	s->graph = 0;
+	return 0;
+}
+BOTH(cuGraphInstantiateWithFlags, hipGraphInstantiate, (struct list **e, struct list *g, void *node, char *log, size_t size)) {
+	(void)node, (void)log, (void)size;
+	*e = g;
+	return 0;
+}
+BOTH(cuGraphLaunch, hipGraphLaunch, (struct list *g, struct stream *s)) {
+	FAIL("launch");
+	for (struct op *o = g->first; o; o = o->next) {
+		put(&s->ops, o);
+	}
+	return 0;
+}
+BOTH(cuGraphDestroy, hipGraphDestroy, (struct list *g)) {
+	while (g->first) {
+		struct op *o = g->first;
+		g->first = o->next;
+		free(o);
+	}
+	free(g);
+	live--;
+	return 0;
+}
+BOTH(cuGraphExecDestroy, hipGraphExecDestroy, (struct list *g)) {
+	(void)g;
+	return 0;
+}
+
+// The compilers.
+BOTH(nvrtcVersion, hiprtcVersion, (int *major, int *minor)) {
+	*major = 1, *minor = 0;
+	return 0;
+}
+BOTH(nvrtcCreateProgram, hiprtcCreateProgram, (void **p, const char *source, const char *name, int n, const char **headers, const char **names)) {
+	(void)name, (void)headers, (void)names;
+	*p = (void *)1;
+	return n || !strstr(source, "KERNEL");
+}
+BOTH(nvrtcCompileProgram, hiprtcCompileProgram, (void *p, int n, const char **options)) {
+	(void)p;
+	FAIL("compile");
+	int contraction = 0;
+	for (int i = 0; i < n; i++) {
+		contraction |= !strcmp(options[i], "--fmad=false") || !strcmp(options[i], "-ffp-contract=off");
+	}
+	compiled++;
+	return !contraction;
+}
+BOTH(nvrtcGetCUBINSize, hiprtcGetCodeSize, (void *p, size_t *n)) {
+	(void)p;
+	*n = 5;
+	return 0;
+}
+BOTH(nvrtcGetCUBIN, hiprtcGetCode, (void *p, char *to)) {
+	(void)p;
+	memcpy(to, "code", 5);
+	return 0;
+}
+BOTH(nvrtcGetProgramLogSize, hiprtcGetProgramLogSize, (void *p, size_t *n)) {
+	(void)p;
+	*n = 32;
+	return 0;
+}
+BOTH(nvrtcGetProgramLog, hiprtcGetProgramLog, (void *p, char *to)) {
+	(void)p;
+	memset(to, 0, 32);
+	strcpy(to, "gpu.cu(1): error: as asked\n");
+	return 0;
+}
+BOTH(nvrtcDestroyProgram, hiprtcDestroyProgram, (void **p)) {
+	*p = 0;
+	return 0;
+}

@@ -1,0 +1,56 @@
+package backends
+
+import (
+	"fmt"
+
+	"sluice/internal/quant"
+)
+
+// A HeldLayer says what the experts of a layer that a device holds are made of:
+// gate and up [FF, Dim], down [Dim, FF].
+type HeldLayer struct {
+	Types   [3]quant.Type // gate, up, down
+	Dim, FF int
+}
+
+// Parts are the bytes of gate, up and down.
+func (l HeldLayer) Parts() [3]int64 {
+	return [3]int64{int64(l.FF) * int64(l.Types[0].RowBytes(l.Dim)), int64(l.FF) * int64(l.Types[1].RowBytes(l.Dim)), int64(l.Dim) * int64(l.Types[2].RowBytes(l.FF))}
+}
+
+// A HeldUsage is what experts take of a device's memory, and what it took to bring
+// them there.
+type HeldUsage struct {
+	Experts     int64
+	Payload     int64 // bytes of the experts' matrices
+	Allocated   int64 // bytes of its own memory asked of the driver: experts with their alignment, biases, scratch
+	Driver      int64 // bytes in use by the driver's own count, less what was before; -1: it does not tell
+	UploadBytes int64
+	UploadNanos int64
+	Recorded    int64 // command buffers, graphs
+}
+
+// tolerance is how much of what was allocated the driver's own count may differ.
+const tolerance = 0.10
+
+// Doubt says in words that the driver counts other bytes in use on a device than
+// were allocated there: that a tier is not where it seems to be; "" if it does
+// not, or does not tell.
+func (u *HeldUsage) Doubt(device int) string {
+	off := u.Driver - u.Allocated
+	if u.Driver < 0 || u.Experts == 0 || float64(max(off, -off)) <= tolerance*float64(u.Allocated) {
+		return ""
+	}
+	claim := fmt.Sprintf("warning: VRAM tier claims %s but the driver reports %s in use on device %d", bytesText(u.Allocated), bytesText(u.Driver), device)
+	if off < 0 {
+		return claim + ": experts are not in VRAM."
+	}
+	return claim + ": something else of this process takes the rest; lower --vram if the device runs out of memory."
+}
+
+func bytesText(n int64) string {
+	if n >= 1e9 {
+		return fmt.Sprintf("%.2f GB", float64(n)/1e9)
+	}
+	return fmt.Sprintf("%.0f MB", float64(n)/1e6)
+}

@@ -1,0 +1,39 @@
+package shaders
+
+import (
+	"bytes"
+	"compress/gzip"
+	"embed"
+	"fmt"
+	"io"
+)
+
+// GPU is the source of the kernels of CUDA and HIP.
+//
+//go:embed gpu.cu
+var GPU string
+
+//go:embed ptx/*.gz
+var ptx embed.FS
+
+// PTX gives the kernels of GPU as clang made them for NVIDIA devices from sm_61
+// on, in PTX, which drivers compile: those of a type of weights by its number, or
+// with "" those that all types share.
+func PTX(name string) ([]byte, error) {
+	if name == "" {
+		name = "all"
+	}
+	b, err := ptx.ReadFile("ptx/" + name + ".ptx.gz")
+	if err != nil {
+		return nil, fmt.Errorf("shaders: there is no PTX of %s", name)
+	}
+	z, err := gzip.NewReader(bytes.NewReader(b))
+	if err != nil {
+		return nil, fmt.Errorf("shaders: PTX of %s: %w", name, err)
+	}
+	text, err := io.ReadAll(z)
+	if err != nil {
+		return nil, fmt.Errorf("shaders: PTX of %s: %w", name, err)
+	}
+	return text, nil
+}
