@@ -2,6 +2,7 @@
 # make demo     builds it and runs the demo model on a prompt
 # make test     runs every test
 # make generate writes the assembly of backends/cpu from its generator
+# make ptx      writes the PTX of shaders/gpu.cu, with clang
 # make bench-cpu how fast rows of each format are multiplied, beside the rate of reading
 # make check    format, vet, staticcheck, race, fuzz smoke, builds for other platforms
 
@@ -71,6 +72,11 @@ check:
 			cmp $$f shaders/$${f##*/} || { echo "shaders differs from its sources: make shaders"; exit 1; }; \
 		done; \
 	else echo "no glslc (package glslc): the shaders are not held against their sources"; fi
+	@if command -v $(CLANG) >/dev/null; then \
+		dir=$$(mktemp -d) && trap "rm -rf $$dir" EXIT && $(MAKE) -s ptx PTX=$$dir && for f in $$dir/*; do \
+			cmp $$f shaders/ptx/$${f##*/} || { echo "shaders/ptx differs from its source: make ptx (with clang-19, as Debian has it)"; exit 1; }; \
+		done; \
+	else echo "no $(CLANG) (package clang-19): the PTX is not held against its source"; fi
 	GOARCH=arm64 $(GO) vet $(BUILD) ./...
 	GOAMD64=v3 $(GO) test $(BUILD) ./internal/... ./backends/...
 	$(GO) test -tags $(TAGS),invariants -ldflags=$(LDFLAGS) ./tiers/... ./cmd/engine

@@ -3,6 +3,7 @@ package gpu
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -27,8 +28,10 @@ type Info struct {
 	Name   string
 	Arch   string // sm_90, gfx1100
 	Memory int64  // bytes
-	units  int    // multiprocessors; 0: not told
-	handle uintptr
+	// Integrated says that its memory is the host's.
+	Integrated bool
+	units      int // multiprocessors; 0: not told
+	handle     uintptr
 }
 
 // words are places outside the Go heap where calls read and write.
@@ -130,6 +133,9 @@ func (d *Driver) list() error {
 	return nil
 }
 
+// integrated are AMD's graphics that share the host's memory.
+var integrated = []string{"gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1037", "gfx1103", "gfx1150", "gfx1151", "gfx1152"}
+
 // arch finds what kernels are compiled for. The struct of HIP's properties has
 // another layout in each version; the name of the architecture is the one text in
 // it that begins with gfx.
@@ -146,15 +152,16 @@ func (d *Driver) arch(info *Info) error {
 		}
 		name, _, _ := bytes.Cut(w.properties[from+1:], []byte{0})
 		info.Arch, _, _ = strings.Cut(string(name), ":") // gfx90a:sramecc+:xnack-
+		info.Integrated = slices.Contains(integrated, info.Arch)
 		return nil
 	}
-	var value [3]int
-	for i, attribute := range []uintptr{75, 76, 16} { // of the capability major and minor, multiprocessors
+	var value [4]int
+	for i, attribute := range []uintptr{75, 76, 16, 18} { // of the capability major and minor, multiprocessors, integrated
 		if err := d.check("device attribute", d.f.attribute.call(addr(&w.number), attribute, info.handle)); err != nil {
 			return err
 		}
 		value[i] = int(w.number)
 	}
-	info.Arch, info.units = fmt.Sprintf("sm_%d%d", value[0], value[1]), value[2]
+	info.Arch, info.units, info.Integrated = fmt.Sprintf("sm_%d%d", value[0], value[1]), value[2], value[3] != 0
 	return nil
 }

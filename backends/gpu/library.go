@@ -23,6 +23,9 @@ type Library struct {
 }
 
 func (l Library) String() string {
+	if l.File == "" {
+		return "this binary"
+	}
 	return fmt.Sprintf("%s is %s, %d bytes, sha256 %.16s", l.Name, l.File, l.Size, l.Hash)
 }
 

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"sluice/backends"
+	native "sluice/backends/gpu"
 	"sluice/backends/vulkan"
 	"sluice/internal/quant"
 	"sluice/tiers"
@@ -16,112 +18,230 @@ import (
 // what drivers take for themselves.
 const vramReserve = 512 << 20
 
+// makers are the backends of GPUs, in the order in which auto asks for them: a
+// maker's own driver before Vulkan.
+var makers = []string{"cuda", "hip", "vulkan"}
+
 // openDevices opens the GPUs that the options name, or without a name the first
-// discrete one; with --vram or --backend vulkan any that is no software. There
+// discrete one; with --vram or a GPU's --backend any that is no software. There
 // may be none: then the words that say so are a notice, or a refusal where VRAM
 // was asked for.
 func (p *Plan) openDevices(o Options) error {
-	wanted := o.VRAM != (Budget{}) || o.Devices != "" || o.Backend == "vulkan"
+	wanted := o.VRAM != (Budget{}) || o.Devices != "" || slices.Contains(makers, o.Backend)
 	p.set("backend", "cpu", o.Backend == "cpu")
 	switch {
-	case o.Backend != "" && o.Backend != "auto" && o.Backend != "cpu" && o.Backend != "vulkan":
-		return fmt.Errorf("--backend %s: use auto, cpu or vulkan", o.Backend)
+	case o.Backend != "" && o.Backend != "auto" && o.Backend != "cpu" && !slices.Contains(makers, o.Backend):
+		return fmt.Errorf("--backend %s: use auto, cpu, vulkan, cuda or hip", o.Backend)
 	case o.Backend == "cpu" && (o.VRAM != (Budget{}) || o.Devices != ""):
 		return refused("--backend cpu uses no device: leave out --vram and --devices, or --backend")
 	case o.Backend == "cpu" || o.PlanOnly && !wanted:
 		return nil
 	}
-	none := func(words string) error {
-		switch {
-		case o.PlanOnly:
-		case o.VRAM != (Budget{}):
-			return refused("--vram %v: %s", o.VRAM, words)
-		case o.Devices != "":
-			return refused("%s", words)
-		case wanted:
-			p.Notices = append(p.Notices, words+"; the CPU computes")
-		}
-		return nil
-	}
-	in, err := vulkan.Open(false)
-	if errors.Is(err, vulkan.ErrNoDriver) {
-		return none(err.Error())
-	}
+	ask, err := asked(o)
 	if err != nil {
 		return err
 	}
-	d := &devices{in: in, layers: make(map[int]vulkan.Layer)}
-	p.devices = d
-	kinds := p.Spec.Kinds
-	if p.Config.Drafts > 0 {
-		kinds = slices.Concat(kinds, p.Spec.NextnKinds)
+	layers := make(map[int]backends.HeldLayer)
+	for i, r := range p.Spec.Roles {
+		k := p.Spec.Kinds[i]
+		layers[r.Layer] = backends.HeldLayer{Types: [3]quant.Type{k[0].Type, k[1].Type, k[2].Type}, Dim: k[0].Cols, FF: k[0].Rows}
 	}
-	for i, r := range p.roles {
-		k := kinds[i]
-		d.layers[r.Layer] = vulkan.Layer{Types: [3]quant.Type{k[0].Type, k[1].Type, k[2].Type}, Dim: k[0].Cols, FF: k[0].Rows}
+	var words []string
+	for _, maker := range ask {
+		p.devices = &devices{layers: layers}
+		err := p.openMaker(o, maker, wanted)
+		if err == nil {
+			p.set("backend", maker, o.Backend == maker)
+			var names []string
+			for _, g := range p.devices.all {
+				names = append(names, g.name)
+			}
+			p.set("devices", strings.Join(names, ","), o.Devices != "")
+			return nil
+		}
+		var none *noDeviceError
+		if !errors.As(err, &none) {
+			return err
+		}
+		if err := p.devices.Close(); err != nil {
+			return err
+		}
+		p.devices = nil
+		if !none.absent || len(ask) == 1 || maker == "vulkan" && len(words) == 0 { // of drivers that nobody has installed nobody needs to hear
+			words = append(words, none.words)
+		}
 	}
-	chosen, words := pick(in.Devices(), o, wanted)
+	all := strings.Join(words, "; ")
+	switch {
+	case o.PlanOnly:
+	case o.VRAM != (Budget{}):
+		return refused("--vram %v: %s", o.VRAM, all)
+	case o.Devices != "":
+		return refused("%s", all)
+	case wanted:
+		p.Notices = append(p.Notices, all+"; the CPU computes")
+	}
+	return nil
+}
+
+// asked are the makers that the options leave: of the names of devices, of the
+// backend, or all.
+func asked(o Options) ([]string, error) {
+	var named string
+	for name := range strings.SplitSeq(o.Devices, ",") {
+		maker, _, ok := strings.Cut(strings.TrimSpace(name), ":")
+		switch {
+		case !ok:
+		case !slices.Contains(makers, maker):
+			return nil, refused("--devices %s: %q is of no backend: use vulkan:0, cuda:0, hip:0 or a bare number", o.Devices, name)
+		case named != "" && named != maker:
+			return nil, refused("--devices %s: a run uses the devices of one backend: name those of %s or those of %s", o.Devices, named, maker)
+		default:
+			named = maker
+		}
+	}
+	switch own := slices.Contains(makers, o.Backend); {
+	case named != "" && own && named != o.Backend:
+		return nil, refused("--devices %s is not of --backend %s: leave out one of them", o.Devices, o.Backend)
+	case named != "":
+		return []string{named}, nil
+	case own:
+		return []string{o.Backend}, nil
+	}
+	return makers, nil
+}
+
+// A noDeviceError says in words why a maker has no device for this run. It is absent
+// where there is no driver at all.
+type noDeviceError struct {
+	words  string
+	absent bool
+}
+
+func (e *noDeviceError) Error() string { return e.words }
+
+// noDevice turns an error that leaves the work to others into one that says so.
+func noDevice(o Options, err error) error {
+	switch {
+	case errors.Is(err, vulkan.ErrNoDriver), errors.Is(err, native.ErrNoDriver):
+		return &noDeviceError{err.Error(), true}
+	case o.Devices == "" && (errors.Is(err, vulkan.ErrUnfit) || errors.Is(err, native.ErrUnfit)):
+		return &noDeviceError{err.Error(), false}
+	}
+	return err
+}
+
+// openMaker opens a maker's devices that the options name or leave.
+func (p *Plan) openMaker(o Options, maker string, wanted bool) error {
+	if maker == "vulkan" {
+		return noDevice(o, p.openVulkan(o, wanted))
+	}
+	return noDevice(o, p.openNative(o, map[string]native.API{"cuda": native.CUDA, "hip": native.HIP}[maker], wanted))
+}
+
+func (p *Plan) openVulkan(o Options, wanted bool) error {
+	in, err := vulkan.Open(false)
+	if err != nil {
+		return err
+	}
+	d := p.devices
+	d.close = in.Close
+	var all []candidate
+	for _, v := range in.Devices() {
+		all = append(all, candidate{name: v.Name, software: v.Software(), discrete: v.Kind == "discrete", lacking: len(v.Missing) > 0})
+	}
+	chosen, words := pick("vulkan", all, o, wanted)
 	if words == "" {
-		words = d.unknown()
+		words = d.unknown(vulkan.Types())
 	}
 	if words != "" {
-		p.devices = nil
-		return errors.Join(d.Close(), none(words))
+		return &noDeviceError{words: words}
 	}
-	var names []string
 	for _, index := range chosen {
-		err := p.openGPU(o, index)
-		if errors.Is(err, vulkan.ErrUnfit) && o.Devices == "" {
-			p.devices = nil
-			return errors.Join(d.Close(), none(err.Error()))
-		}
+		dev, err := in.Open(index, vulkan.Options{Staging: o.Staging})
 		if err != nil {
 			return err
 		}
-		names = append(names, fmt.Sprintf("vulkan:%d", index))
+		g := &gpu{name: fmt.Sprintf("vulkan:%d", index), index: index, dev: dev}
+		d.all = append(d.all, g)
+		words, err := reBAR(dev.Warning(), o.RequireReBAR)
+		if err != nil {
+			return err
+		}
+		p.Notices = append(p.Notices, fmt.Sprintf("device %s: %s, %s, %s of memory", g.name, dev.Name, dev.Driver, tiers.GB(int64(dev.Memory.VRAM()))))
+		if words != "" {
+			p.Notices = append(p.Notices, words)
+		}
+		experts, err := dev.NewExperts(d.layers, p.Spec.TopK, p.Config.Chunk)
+		if err != nil {
+			return err
+		}
+		g.experts = experts
+		g.room = dev.Free() - experts.ScratchBytes() - vramReserve
+		if dev.Software() {
+			g.room += vramReserve // of RAM, which has its own ledger
+		}
+		g.room = max(g.room, 0)
 	}
-	p.set("backend", "vulkan", o.Backend == "vulkan")
-	p.set("devices", strings.Join(names, ","), o.Devices != "")
+	return nil
+}
+
+// openNative opens devices by their maker's own driver.
+func (p *Plan) openNative(o Options, api native.API, wanted bool) error {
+	driver, err := native.Open(api)
+	if err != nil {
+		return err
+	}
+	d, maker := p.devices, api.String()
+	d.close = driver.Close
+	var all []candidate
+	for _, v := range driver.Devices() {
+		all = append(all, candidate{name: v.Name, discrete: !v.Integrated})
+	}
+	chosen, words := pick(maker, all, o, wanted)
+	if words == "" {
+		words = d.unknown(native.Types())
+	}
+	if words != "" {
+		return &noDeviceError{words: words}
+	}
+	for _, index := range chosen {
+		dev, err := driver.Open(index, native.Options{})
+		if err != nil {
+			return err
+		}
+		g := &gpu{name: fmt.Sprintf("%s:%d", maker, index), index: index, dev: dev}
+		d.all = append(d.all, g)
+		p.set("driver", driver.Library, false)
+		p.set("kernels", dev.Compiler, false)
+		p.Notices = append(p.Notices, fmt.Sprintf("device %s: %s, %s, %s of memory; %v; kernels by %v", g.name, dev.Name, dev.Arch, tiers.GB(dev.Memory), driver.Library, dev.Compiler))
+		experts, err := dev.NewExperts(d.layers, p.Spec.TopK, p.Config.Chunk)
+		if err != nil {
+			return err
+		}
+		g.experts = experts
+		if _, _, failed := experts.Pinned(); failed > 0 {
+			p.Notices = append(p.Notices, fmt.Sprintf("warning: %d of the buffers for uploads to %s could not be pinned: uploads will be slow; raise the limit of locked memory (ulimit -l) or free RAM", failed, g.name))
+		}
+		free, err := dev.Free()
+		if err != nil {
+			return err
+		}
+		g.room = max(0, free-vramReserve) // what is not for experts has been taken
+	}
 	return nil
 }
 
 // unknown says in words that the kernels lack a type of the experts.
-func (d *devices) unknown() string {
+func (d *devices) unknown(types []quant.Type) string {
 	for i, l := range d.layers {
 		for _, t := range l.Types {
-			if !vulkan.Supports(t) {
-				return fmt.Sprintf("the experts of layer %d are of %v, which the kernels of GPUs do not know (they know %v)", i, t, vulkan.Types())
+			if !slices.Contains(types, t) {
+				return fmt.Sprintf("the experts of layer %d are of %v, which the kernels of GPUs do not know (they know %v)", i, t, types)
 			}
 		}
 	}
 	return ""
-}
-
-// openGPU opens one device and looks at its memory.
-func (p *Plan) openGPU(o Options, index int) error {
-	d, g := p.devices, &gpu{index: index}
-	d.all = append(d.all, g)
-	var err error
-	if g.dev, err = d.in.Open(index, vulkan.Options{Staging: o.Staging}); err != nil {
-		return err
-	}
-	words, err := reBAR(g.dev.Warning(), o.RequireReBAR)
-	if err != nil {
-		return err
-	}
-	p.Notices = append(p.Notices, fmt.Sprintf("device vulkan:%d: %s, %s, %s of memory", index, g.dev.Name, g.dev.Driver, tiers.GB(int64(g.dev.Memory.VRAM()))))
-	if words != "" {
-		p.Notices = append(p.Notices, words)
-	}
-	if g.experts, err = g.dev.NewExperts(d.layers, p.Spec.TopK, p.Config.Chunk); err != nil {
-		return err
-	}
-	g.room = g.dev.Free() - g.experts.ScratchBytes() - vramReserve
-	if g.dev.Software() {
-		g.room += vramReserve // of RAM, which has its own ledger
-	}
-	g.room = max(g.room, 0)
-	return nil
 }
 
 // reBAR is the warning of a device's memory, or a refusal where it must not be.
@@ -132,21 +252,27 @@ func reBAR(warning string, require bool) (string, error) {
 	return warning, nil
 }
 
-// pick chooses devices by the options; none, with words, if there is none.
-func pick(all []vulkan.Info, o Options, wanted bool) ([]int, string) {
+// A candidate is a device that may be chosen.
+type candidate struct {
+	name                        string
+	software, discrete, lacking bool
+}
+
+// pick chooses devices of a maker by the options; none, with words, if there is none.
+func pick(maker string, all []candidate, o Options, wanted bool) ([]int, string) {
 	if o.Devices != "" {
 		var chosen []int
 		for _, name := range strings.Split(o.Devices, ",") {
-			n, err := strconv.Atoi(strings.TrimPrefix(strings.TrimSpace(name), "vulkan:"))
+			n, err := strconv.Atoi(strings.TrimPrefix(strings.TrimSpace(name), maker+":"))
 			if err != nil || n < 0 || n >= len(all) {
 				var have []string
 				for i, d := range all {
-					have = append(have, fmt.Sprintf("vulkan:%d %s", i, d.Name))
+					have = append(have, fmt.Sprintf("%s:%d %s", maker, i, d.name))
 				}
 				return nil, fmt.Sprintf("--devices %s: there is no device %q: name some of %s", o.Devices, name, strings.Join(have, ", "))
 			}
 			if slices.Contains(chosen, n) {
-				return nil, fmt.Sprintf("--devices %s: vulkan:%d is named twice", o.Devices, n)
+				return nil, fmt.Sprintf("--devices %s: %s:%d is named twice", o.Devices, maker, n)
 			}
 			chosen = append(chosen, n)
 		}
@@ -154,10 +280,10 @@ func pick(all []vulkan.Info, o Options, wanted bool) ([]int, string) {
 	}
 	best := -1
 	for i, d := range all {
-		if d.Software() || !wanted && d.Kind != "discrete" || len(d.Missing) > 0 && !wanted {
+		if d.software || !wanted && (!d.discrete || d.lacking) {
 			continue
 		}
-		if best < 0 || d.Kind == "discrete" && all[best].Kind != "discrete" {
+		if best < 0 || d.discrete && !all[best].discrete {
 			best = i
 		}
 	}
@@ -165,8 +291,8 @@ func pick(all []vulkan.Info, o Options, wanted bool) ([]int, string) {
 		return []int{best}, ""
 	}
 	for i, d := range all {
-		if d.Software() {
-			return nil, fmt.Sprintf("no GPU: %s is software, which runs only when it is named (--devices vulkan:%d)", d.Name, i)
+		if d.software {
+			return nil, fmt.Sprintf("no GPU: %s is software, which runs only when it is named (--devices %s:%d)", d.name, maker, i)
 		}
 	}
 	return nil, "no discrete GPU (--vram or --devices take any)"

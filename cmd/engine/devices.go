@@ -3,9 +3,9 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"io"
 
 	"sluice/backends"
-	"sluice/backends/vulkan"
 	"sluice/internal/offheap"
 	"sluice/tiers"
 )
@@ -14,8 +14,8 @@ import (
 // there. Each expert lies on one of them, and a group is computed by all that
 // hold a part of it at once.
 type devices struct {
-	in    *vulkan.Instance
 	all   []*gpu
+	close func() // lets the driver go
 	owner map[tiers.Key]int8
 
 	// Of the group under way.
@@ -25,7 +25,7 @@ type devices struct {
 	input   []float32            // the devices' own may not be read back
 	out     []float32            // gathered in the order of the jobs, outside the Go heap
 	n, dim  int
-	layers  map[int]vulkan.Layer
+	layers  map[int]backends.HeldLayer
 	arena   []byte
 	outs    [][]float32
 	running bool
@@ -33,11 +33,24 @@ type devices struct {
 
 // A gpu is a device with its share.
 type gpu struct {
+	name    string // vulkan:0
 	index   int
-	dev     *vulkan.Device
-	experts *vulkan.Experts
+	dev     io.Closer
+	experts expertDevice
 	room    int64 // bytes for experts
 	taken   int64
+}
+
+// An expertDevice is what every maker's experts are to an engine.
+type expertDevice interface {
+	backends.Holder
+	ExpertBytes(layer int) int64
+	ScratchBytes() int64
+	Upload(layer, expert int, parts [3][]byte) error
+	Replace(oldLayer, old, layer, expert int, parts [3][]byte) error
+	Settle() error
+	Usage() backends.HeldUsage
+	Close() error
 }
 
 // room is what experts may take in all.
@@ -107,8 +120,8 @@ func (d *devices) settle() (notices []string, err error) {
 		if u.Driver >= 0 {
 			driver = fmt.Sprintf("reports %s in use", tiers.GB(u.Driver))
 		}
-		notices = append(notices, fmt.Sprintf("vram of vulkan:%d: %d experts of %s, %s allocated; the driver %s; uploaded in %.3g s, %.3g GB/s",
-			g.index, u.Experts, tiers.GB(u.Payload), tiers.GB(u.Allocated), driver, float64(u.UploadNanos)/1e9, float64(u.UploadBytes)/float64(max(u.UploadNanos, 1))))
+		notices = append(notices, fmt.Sprintf("vram of %s: %d experts of %s, %s allocated; the driver %s; uploaded in %.3g s, %.3g GB/s",
+			g.name, u.Experts, tiers.GB(u.Payload), tiers.GB(u.Allocated), driver, float64(u.UploadNanos)/1e9, float64(u.UploadBytes)/float64(max(u.UploadNanos, 1))))
 		if words := u.Doubt(g.index); words != "" {
 			notices = append(notices, words)
 		}
@@ -117,7 +130,7 @@ func (d *devices) settle() (notices []string, err error) {
 }
 
 // usage sums over the devices. Driver is -1 if one of them does not tell.
-func (d *devices) usage() (sum vulkan.Usage) {
+func (d *devices) usage() (sum backends.HeldUsage) {
 	if d == nil {
 		return sum
 	}
@@ -227,8 +240,8 @@ func (d *devices) Close() error {
 			errs = append(errs, g.dev.Close())
 		}
 	}
-	if d.in != nil {
-		d.in.Close()
+	if d.close != nil {
+		d.close()
 	}
 	errs = append(errs, offheap.Free(d.arena))
 	d.arena = nil

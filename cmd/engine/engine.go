@@ -14,7 +14,6 @@ import (
 
 	"sluice/backends"
 	"sluice/backends/cpu"
-	"sluice/backends/vulkan"
 	"sluice/internal/cores"
 	"sluice/internal/offheap"
 	"sluice/moe"
@@ -49,8 +48,8 @@ type Options struct {
 	Usage        string // file of the usage history, read and written; "": none
 	UsageFreeze  string // the same, read alone
 	Prefetch     tiers.Prefetch
-	Backend      string       // auto, cpu or vulkan; "" is auto
-	Devices      string       // vulkan:N or N, several with commas; "": see openDevices
+	Backend      string       // auto, cpu, vulkan, cuda or hip; "" is auto
+	Devices      string       // cuda:N or N, several with commas; "": see openDevices
 	Staging      bool         // copy to a device through a staging buffer even where the host could write its memory
 	RequireReBAR bool         // refuse a device whose memory the host sees only in part
 	Memory       tiers.Memory // of the machine
@@ -383,7 +382,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 func (e *Engine) Said() []string { return e.said }
 
 // Usage is what experts take of devices' memory, the zero value without devices.
-func (e *Engine) Usage() vulkan.Usage { return e.devices.usage() }
+func (e *Engine) Usage() backends.HeldUsage { return e.devices.usage() }
 
 // TraceHeader describes the model of a name for a trace of its routing.
 func (p *Plan) TraceHeader(name string) *tiers.Trace {

@@ -1,0 +1,102 @@
+package engine
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	native "sluice/backends/gpu"
+	"sluice/backends/gpu/fake"
+)
+
+// Experts that CUDA or HIP hold give the bits of the CPU, with none, some and all of
+// them in the device's memory. The drivers are a fake where there is no GPU; a
+// process finds it only if it starts with it on its path.
+func TestSameBitsByDriver(t *testing.T) {
+	if os.Getenv("SLUICE_FAKE") == "" {
+		for _, api := range []native.API{native.CUDA, native.HIP} {
+			if d, err := native.Open(api); err == nil {
+				d.Close()
+				sameBitsBy(t, api.String())
+			}
+		}
+		if _, err := exec.LookPath("gcc"); err != nil {
+			t.Skip("needs gcc, which compiles the kernels for this machine")
+		}
+		dir := t.TempDir()
+		if _, err := fake.Build(dir, native.Types()); err != nil {
+			t.Fatal(err)
+		}
+		c := exec.Command(os.Args[0], "-test.run", "^TestSameBitsByDriver$", "-test.v")
+		c.Env = append(os.Environ(), "SLUICE_FAKE=1", "LD_LIBRARY_PATH="+dir, "XDG_CACHE_HOME="+dir)
+		out, err := c.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS") {
+			t.Errorf("with a fake driver: %v\n%s", err, out)
+		}
+		return
+	}
+	for _, maker := range []string{"cuda", "hip"} {
+		sameBitsBy(t, maker)
+	}
+	// Auto takes a maker's own driver.
+	e := open(t, Options{Path: demo, Cap: 4, Ctx: 64, Threads: 1, VRAM: Budget{Experts: 2}})
+	if b := e.Settings.Map()["backend"].Value; b != "cuda" {
+		t.Errorf("auto is %v", b)
+	}
+	for _, name := range []string{"driver", "kernels"} {
+		if _, ok := e.Settings.Map()[name]; !ok {
+			t.Errorf("the header has no %s", name)
+		}
+	}
+}
+
+func sameBitsBy(t *testing.T, maker string) {
+	for _, path := range []string{light(demo), qwen} {
+		e := open(t, Options{Path: path, Cap: 1, Backend: "cpu"})
+		prompt := heldout(t, e, 6)
+		plain := Options{Path: path, Cap: 4, Threads: 1, Ctx: 64, Chunk: 16, Backend: "cpu"}
+		want := ask(t, plain, prompt, 3)
+		for _, o := range []Options{{VRAM: Budget{Experts: 8}}, {VRAM: Budget{Experts: 8}, KeepHost: true}, {VRAM: Budget{Experts: 64}}, {}} {
+			o.Path, o.Cap, o.Threads, o.Ctx, o.Chunk, o.Devices = plain.Path, plain.Cap, plain.Threads, plain.Ctx, plain.Chunk, maker+":0"
+			got := ask(t, o, prompt, 3)
+			name := fmt.Sprintf("%s by %s with %v in VRAM", path, maker, o.VRAM)
+			same(t, name, got.logits, want.logits)
+			if got.witness != want.witness || !slices.Equal(got.text, want.text) {
+				t.Errorf("%s: %v, want %v", name, got.text, want.text)
+			}
+		}
+	}
+}
+
+// What names no device of this machine is refused in words; where nothing was asked
+// for, the CPU computes.
+func TestDriverWords(t *testing.T) {
+	for _, c := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{Devices: "metal:0"}, `"metal:0" is of no backend`},
+		{Options{Devices: "cuda:0,vulkan:0"}, "name those of cuda or those of vulkan"},
+		{Options{Devices: "cuda:0", Backend: "vulkan"}, "not of --backend vulkan"},
+		{Options{Backend: "opencl"}, "use auto, cpu, vulkan, cuda or hip"},
+	} {
+		c.o.Path, c.o.Cap, c.o.Ctx = demo, 4, 64
+		if _, err := Prepare(c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %q", c.o, err, c.want)
+		}
+	}
+	if d, err := native.Open(native.CUDA); err == nil {
+		d.Close()
+		return
+	}
+	e := open(t, Options{Path: demo, Cap: 4, Ctx: 64, Backend: "cuda"})
+	if s := strings.Join(e.Notices, "\n"); !strings.Contains(s, "libcuda.so.1") || !strings.Contains(s, "the CPU computes") {
+		t.Errorf("without a driver: %s", s)
+	}
+	if _, err := Prepare(Options{Path: demo, Cap: 4, Ctx: 64, Backend: "cuda", VRAM: Budget{Experts: 1}}); err == nil || !strings.Contains(err.Error(), "libcuda.so.1") {
+		t.Errorf("--vram without a driver: %v", err)
+	}
+}

@@ -1,0 +1,105 @@
+package shaders
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// types of weights that gpu.cu has rows of, by number.
+var types = []string{"0", "1", "2", "3", "6", "7", "8", "12", "13", "14", "30", "39", "1000", "1001", "1002", "1003", "1004", "1005", "1006", "1007"}
+
+// Every float operation of the PTX is one rounding to nearest, and nothing is fused,
+// approximated or flushed.
+func TestPTX(t *testing.T) {
+	float := regexp.MustCompile(`^\s+(@!?%p\d+ )?([a-z0-9]+)(\.[a-z0-9.:]*)?\s`)
+	for _, name := range append([]string{""}, types...) {
+		text, err := PTX(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops := 0
+		for line := range strings.Lines(string(text)) {
+			m := float.FindStringSubmatch(line)
+			if m == nil {
+				continue
+			}
+			op, rest := m[2], m[3]
+			switch {
+			case op == "fma" || op == "ex2" || op == "sqrt" || op == "rsqrt" || op == "rcp" || op == "sin" || op == "cos" || op == "lg2" || op == "div" && strings.Contains(rest, ".f"):
+				t.Errorf("PTX of %q: %s", name, strings.TrimSpace(line))
+			case strings.Contains(rest, ".ftz") || strings.Contains(rest, ".approx"):
+				t.Errorf("PTX of %q: %s", name, strings.TrimSpace(line))
+			case (op == "add" || op == "sub" || op == "mul") && strings.HasSuffix(rest, ".f32"):
+				if ops++; rest != ".rn.f32" {
+					t.Errorf("PTX of %q: %s", name, strings.TrimSpace(line))
+				}
+			}
+		}
+		if ops == 0 {
+			t.Errorf("PTX of %q computes with no floats: is it read right?", name)
+		}
+		kernels := []string{"quantize", "planes"}
+		if name != "" {
+			kernels = []string{"rows_" + name, "rows1_" + name}
+		}
+		for _, k := range kernels {
+			if !strings.Contains(string(text), ".entry "+k+"(") {
+				t.Errorf("PTX of %q has no kernel %s", name, k)
+			}
+		}
+	}
+}
+
+// All kernels compile for AMD's architectures without ROCm, and what should be one
+// instruction is one: the products of four bytes. Nothing is fused.
+func TestAMD(t *testing.T) {
+	clang, err := exec.LookPath("clang-19")
+	if err != nil {
+		t.Skip("needs clang-19 and lld-19")
+	}
+	if _, err := exec.LookPath("ld.lld-19"); err != nil {
+		t.Skip("needs clang-19 and lld-19")
+	}
+	dir := t.TempDir()
+	for arch, dot := range map[string]string{"gfx906": "v_dot4", "gfx942": "v_dot4", "gfx1030": "v_dot4", "gfx1100": "v_dot4", "gfx1201": "v_dot4"} {
+		for i, name := range append([]string{""}, types...) {
+			if testing.Short() && i%5 != 0 {
+				continue
+			}
+			args := []string{"-x", "hip", "--offload-arch=" + arch, "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-O3", "-ffp-contract=off", "-mcode-object-version=4", "-DHIP", "-Wall", "-Wno-unused-function"}
+			if name != "" {
+				args = append(args, "-DTYPE="+name)
+			}
+			object := filepath.Join(dir, "k.co")
+			if name == "39" || name == "12" { // and look at the code
+				text, err := exec.Command(clang, append(args, "-S", "-o", "-", "gpu.cu")...).CombinedOutput()
+				if err != nil {
+					t.Fatalf("%s, %q: %v\n%s", arch, name, err, text)
+				}
+				if !bytes.Contains(text, []byte(dot)) {
+					t.Errorf("%s, %q: no %s", arch, name, dot)
+				}
+				if fused := regexp.MustCompile(`(?m)^\s+v_(pk_)?(fma|mad|fmac|mac|fmaak|fmamk)_(legacy_)?f32.*`).Find(text); fused != nil {
+					t.Errorf("%s, %q: %s", arch, name, fused)
+				}
+			}
+			out, err := exec.Command(clang, append(args, "-o", object, "gpu.cu")...).CombinedOutput()
+			if err != nil || len(out) > 0 {
+				t.Fatalf("%s, %q: %v\n%s", arch, name, err, out)
+			}
+			b, err := os.ReadFile(object)
+			if err != nil || !bytes.HasPrefix(b, []byte("\x7fELF")) {
+				t.Fatalf("%s, %q: no code object: %v", arch, name, err)
+			}
+			if want := fmt.Sprint("rows1_", name); name != "" && !bytes.Contains(b, []byte(want)) {
+				t.Errorf("%s, %q: no kernel %s", arch, name, want)
+			}
+		}
+	}
+}
