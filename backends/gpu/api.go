@@ -52,7 +52,7 @@ type functions struct {
 	start, version, count, device, name, properties, attribute, total fn
 	retain, letGo, current                                            fn
 	allocate, free, memory, allocateHost, freeHost, hostAddress       fn
-	copyIn, copyOut                                                   fn
+	copyIn, copyOut, copyWithin                                       fn
 	stream, endStream, waitStream, streamWaits                        fn
 	event, endEvent, record, waitEvent, elapsed                       fn
 	module, endModule, function, launch, occupancy                    fn
@@ -88,6 +88,7 @@ func (f *functions) symbols() []symbol {
 		{&f.hostAddress, "cuMemHostGetDevicePointer_v2", "hipHostGetDevicePointer"},
 		{&f.copyIn, "cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync"},
 		{&f.copyOut, "cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync"},
+		{&f.copyWithin, "cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync"},
 		{&f.stream, "cuStreamCreate", "hipStreamCreateWithFlags"},
 		{&f.endStream, "cuStreamDestroy_v2", "hipStreamDestroy"},
 		{&f.waitStream, "cuStreamSynchronize", "hipStreamSynchronize"},

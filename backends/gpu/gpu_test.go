@@ -10,6 +10,7 @@ import (
 
 	"sluice/backends"
 	"sluice/backends/backendtest"
+	"sluice/backends/bench"
 	"sluice/backends/cpu"
 	"sluice/internal/quant"
 )
@@ -71,6 +72,9 @@ func TestExperts(t *testing.T) {
 		for n := range 9 {
 			shapes = append(shapes, struct{ dim, ff, n, k, jobs int }{768, 512, n + 1, 1, 2})
 		}
+		if testing.Short() { // under a checker of memory or races
+			shapes = shapes[:2]
+		}
 		if d.Name == "Fake 0" { // whose threads are slow
 			shapes = []struct{ dim, ff, n, k, jobs int }{{256, 256, 1, 2, 2}, {512, 256, 3, 2, 3}, {2304, 256, 1, 1, 1}, {256, 256, 10, 1, 1}}
 		}
@@ -104,6 +108,23 @@ func TestExperts(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+		}
+	})
+}
+
+// A measurement has all of its times.
+func TestBench(t *testing.T) {
+	devices(t, func(t *testing.T, d *Device) {
+		s := bench.Shape{Type: quant.Q8_0, Dim: 256, FF: 256, K: 2, Sets: 2, Samples: 2, CopyBytes: 1 << 20}
+		if d.Name != "Fake 0" {
+			s = bench.Shape{Type: quant.Q4_K, Dim: 7168, FF: 2048, K: 8, Sets: 4, Samples: 21, CopyBytes: 1 << 30}
+		}
+		m, err := d.Bench(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(m.Group) != s.Samples || len(m.Wall) != s.Samples || len(m.Copy) != s.Samples || m.Rate() <= 0 || m.Both <= 0 || m.GroupBytes == 0 {
+			t.Errorf("%+v", m)
 		}
 	})
 }

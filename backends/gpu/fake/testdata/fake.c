@@ -314,6 +314,9 @@ BOTH(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync, (void *to, void *from, size_t n, 
 BOTH(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync, (void *to, void *from, size_t n, struct stream *s)) {
 	return add(s, &(struct op){.kind = COPY, .to = to, .from = from, .size = n});
 }
+BOTH(cuMemcpyDtoDAsync_v2, hipMemcpyDtoDAsync, (void *to, void *from, size_t n, struct stream *s)) {
+	return add(s, &(struct op){.kind = COPY, .to = to, .from = from, .size = n});
+}
 BOTH(cuStreamCreate, hipStreamCreateWithFlags, (struct stream **s, unsigned flags)) {
 	(void)flags;
 	*s = calloc(1, sizeof **s);
