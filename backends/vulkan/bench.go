@@ -2,11 +2,11 @@ package vulkan
 
 import (
 	"fmt"
-	"slices"
 	"time"
 	"unsafe"
 
 	"sluice/backends"
+	"sluice/backends/bench"
 	"sluice/internal/quant"
 )
 
@@ -78,60 +78,10 @@ func (q *queries) read() ([]float64, error) {
 // Steps are what a group's device time is divided into.
 var Steps = []string{"parameters", "quantize", "gate and up", "activation", "down", "results"}
 
-// A Measurement is what Bench found of one type. Times are nanoseconds, one for
-// each sample; samples of the group and of the copy took turns.
-type Measurement struct {
-	Type       string             `json:"type"`
-	GroupBytes int64              `json:"group_bytes"` // weights that a group reads
-	Group      []float64          `json:"group_device_ns"`
-	Wall       []float64          `json:"group_wall_ns"` // from Start to the end of Finish
-	Steps      map[string]float64 `json:"steps_ns"`      // medians, by the device's clock; the stamps between take time of their own
-	CopyBytes  int64              `json:"copy_bytes"`
-	Copy       []float64          `json:"copy_device_ns"`
-	Upload     float64            `json:"upload_ns"` // of UploadBytes from the host, alone
-	UploadSize int64              `json:"upload_bytes"`
-	Groups     int                `json:"overlap_groups"`
-	Alone      float64            `json:"overlap_groups_ns"` // those groups alone
-	Both       float64            `json:"overlap_both_ns"`   // groups and upload at once
-}
-
-// Rate is the group's weights in GB/s by the device's clock, Wall by the host's,
-// Copied the bytes that the copy read and wrote. Medians.
-func (m *Measurement) Rate() float64     { return float64(m.GroupBytes) / median(m.Group) }
-func (m *Measurement) WallRate() float64 { return float64(m.GroupBytes) / median(m.Wall) }
-func (m *Measurement) Copied() float64   { return 2 * float64(m.CopyBytes) / median(m.Copy) }
-
-// Overlap is the share of the shorter of upload and groups that passed while the
-// other ran: 1 is all of it, 0 none.
-func (m *Measurement) Overlap() float64 {
-	return (m.Alone + m.Upload - m.Both) / min(m.Alone, m.Upload)
-}
-
-func median(x []float64) float64 {
-	s := slices.Clone(x)
-	slices.Sort(s)
-	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2
-}
-
-// A BenchShape is a group of K experts of a type, gate and up [FF, Dim], down
-// [Dim, FF], for one position; Sets of them lie in memory and take turns, so that
-// no cache serves the next. CopyBytes are what a copy moves.
-type BenchShape struct {
-	Type             quant.Type
-	Dim, FF, K, Sets int
-	Samples          int
-	CopyBytes        int64
-}
-
 // Bench measures groups of experts against copies in the device's own memory.
-func (d *Device) Bench(s BenchShape) (*Measurement, error) {
+func (d *Device) Bench(s bench.Shape) (*bench.Measurement, error) {
 	l := Layer{Types: [3]quant.Type{s.Type, s.Type, s.Type}, Dim: s.Dim, FF: s.FF}
-	for _, cols := range []int{s.Dim, s.FF} {
-		if !s.Type.Fits(cols) || cols%32 != 0 {
-			return nil, fmt.Errorf("vulkan: rows of %d elements of %v: the shape must be a multiple of a block", cols, s.Type)
-		}
-	}
-	parts, err := benchParts(l)
+	parts, err := bench.Parts(l)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +106,7 @@ func (d *Device) Bench(s BenchShape) (*Measurement, error) {
 		return nil, err
 	}
 	defer copies.close()
-	m := &Measurement{Type: s.Type.String(), CopyBytes: s.CopyBytes, Steps: map[string]float64{}}
+	m := &bench.Measurement{Type: s.Type.String(), CopyBytes: s.CopyBytes, Steps: map[string]float64{}}
 	for _, p := range parts {
 		m.GroupBytes += int64(s.K) * int64(len(p))
 	}
@@ -216,36 +166,9 @@ func (d *Device) Bench(s BenchShape) (*Measurement, error) {
 		}
 	}
 	for i, name := range Steps {
-		m.Steps[name] = median(each[i])
+		m.Steps[name] = bench.Median(each[i])
 	}
 	return m, nil
-}
-
-// benchParts are the matrices of an expert, some encoded rows again and again.
-func benchParts(l Layer) (parts [3][]byte, err error) {
-	for i, n := range l.parts() {
-		cols := [...]int{l.Dim, l.Dim, l.FF}[i]
-		t := l.Types[i]
-		elems, bytes := t.Block()
-		if !quant.CanEncode(t) {
-			return parts, fmt.Errorf("vulkan: weights of %v cannot be made up here: measure another type", t)
-		}
-		row := make([]byte, 3*t.RowBytes(cols))
-		src := make([]float32, elems)
-		for b := 0; b*bytes < len(row); b++ {
-			for j := range src {
-				src[j] = float32((b*31+j*17)%255-127) * 0x1p-12
-			}
-			if err := quant.Encode(t, row[b*bytes:(b+1)*bytes], src); err != nil {
-				return parts, err
-			}
-		}
-		parts[i] = make([]byte, n)
-		for at := 0; at < len(parts[i]); {
-			at += copy(parts[i][at:], row)
-		}
-	}
-	return parts, nil
 }
 
 // A copier copies within the device's memory, by its clock: by the driver's own
@@ -326,7 +249,7 @@ func (k *copier) close() {
 // overlap measures how much of an upload through staging passes while groups are
 // computed, by the host's clock: uploads alone, as many groups as take as long
 // alone, both at once. The groups are those of the last Start.
-func (e *Experts) overlap(m *Measurement) error {
+func (e *Experts) overlap(m *bench.Measurement) error {
 	d := e.d
 	const each = 16 << 20
 	stage, err := d.buffer(up, each)
@@ -382,7 +305,7 @@ func (e *Experts) overlap(m *Measurement) error {
 	if m.Upload, err = run(upload); err != nil {
 		return err
 	}
-	m.Groups = max(1, min(1000, int(m.Upload/median(m.Group))))
+	m.Groups = max(1, min(1000, int(m.Upload/bench.Median(m.Group))))
 	groups, err := d.kernels.commands()
 	if err != nil {
 		return err

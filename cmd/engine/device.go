@@ -42,8 +42,12 @@ func (p *Plan) openDevices(o Options) error {
 		return err
 	}
 	layers := make(map[int]backends.HeldLayer)
-	for i, r := range p.Spec.Roles {
-		k := p.Spec.Kinds[i]
+	kinds := p.Spec.Kinds
+	if p.Config.Drafts > 0 {
+		kinds = slices.Concat(kinds, p.Spec.NextnKinds)
+	}
+	for i, r := range p.roles {
+		k := kinds[i]
 		layers[r.Layer] = backends.HeldLayer{Types: [3]quant.Type{k[0].Type, k[1].Type, k[2].Type}, Dim: k[0].Cols, FF: k[0].Rows}
 	}
 	var words []string
@@ -158,31 +162,40 @@ func (p *Plan) openVulkan(o Options, wanted bool) error {
 		return &noDeviceError{words: words}
 	}
 	for _, index := range chosen {
-		dev, err := in.Open(index, vulkan.Options{Staging: o.Staging})
-		if err != nil {
+		if err := p.openGPU(o, in, index); err != nil {
 			return err
 		}
-		g := &gpu{name: fmt.Sprintf("vulkan:%d", index), index: index, dev: dev}
-		d.all = append(d.all, g)
-		words, err := reBAR(dev.Warning(), o.RequireReBAR)
-		if err != nil {
-			return err
-		}
-		p.Notices = append(p.Notices, fmt.Sprintf("device %s: %s, %s, %s of memory", g.name, dev.Name, dev.Driver, tiers.GB(int64(dev.Memory.VRAM()))))
-		if words != "" {
-			p.Notices = append(p.Notices, words)
-		}
-		experts, err := dev.NewExperts(d.layers, p.Spec.TopK, p.Config.Chunk)
-		if err != nil {
-			return err
-		}
-		g.experts = experts
-		g.room = dev.Free() - experts.ScratchBytes() - vramReserve
-		if dev.Software() {
-			g.room += vramReserve // of RAM, which has its own ledger
-		}
-		g.room = max(g.room, 0)
 	}
+	return nil
+}
+
+// openGPU opens one device by Vulkan and looks at its memory.
+func (p *Plan) openGPU(o Options, in *vulkan.Instance, index int) error {
+	d := p.devices
+	dev, err := in.Open(index, vulkan.Options{Staging: o.Staging})
+	if err != nil {
+		return err
+	}
+	g := &gpu{name: fmt.Sprintf("vulkan:%d", index), index: index, dev: dev}
+	d.all = append(d.all, g)
+	words, err := reBAR(dev.Warning(), o.RequireReBAR)
+	if err != nil {
+		return err
+	}
+	p.Notices = append(p.Notices, fmt.Sprintf("device %s: %s, %s, %s of memory", g.name, dev.Name, dev.Driver, tiers.GB(int64(dev.Memory.VRAM()))))
+	if words != "" {
+		p.Notices = append(p.Notices, words)
+	}
+	experts, err := dev.NewExperts(d.layers, p.Spec.TopK, p.Config.Chunk)
+	if err != nil {
+		return err
+	}
+	g.experts = experts
+	g.room = dev.Free() - experts.ScratchBytes() - vramReserve
+	if dev.Software() {
+		g.room += vramReserve // of RAM, which has its own ledger
+	}
+	g.room = max(g.room, 0)
 	return nil
 }
 

@@ -56,7 +56,7 @@ func TestRequireReBAR(t *testing.T) {
 
 // Devices are named by number, with or without the backend, several with commas.
 func TestPick(t *testing.T) {
-	all := []vulkan.Info{{Name: "one", Kind: "integrated"}, {Name: "two", Kind: "discrete"}, {Name: "three", Kind: "discrete"}}
+	all := []candidate{{name: "one"}, {name: "two", discrete: true}, {name: "three", discrete: true}}
 	for _, c := range []struct {
 		devices string
 		wanted  bool
@@ -67,7 +67,7 @@ func TestPick(t *testing.T) {
 		{"3", true, nil, `there is no device "3": name some of vulkan:0 one, vulkan:1 two, vulkan:2 three`}, {"cuda:0", true, nil, "there is no device"},
 		{"1,1", true, nil, "named twice"},
 	} {
-		got, words := pick(all, Options{Devices: c.devices}, c.wanted)
+		got, words := pick("vulkan", all, Options{Devices: c.devices}, c.wanted)
 		if !slices.Equal(got, c.want) || !strings.Contains(words, c.words) || (words == "") != (c.words == "") {
 			t.Errorf("%q: %v, %q", c.devices, got, words)
 		}
@@ -80,7 +80,7 @@ func TestTwoDevices(t *testing.T) {
 	if err != nil {
 		t.Skipf("needs a Vulkan driver: %v", err)
 	}
-	in.Close()
+	t.Cleanup(in.Close)
 	path := light(demo)
 	e := open(t, Options{Path: path, Cap: 1})
 	prompt := heldout(t, e, 20)
@@ -89,7 +89,7 @@ func TestTwoDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.openGPU(Options{}, 0); err != nil {
+	if err := p.openGPU(Options{}, in, 0); err != nil {
 		t.Fatal(err)
 	}
 	if n, _ := p.devices.give(p.VRAM); n != 40 || p.devices.all[0].taken == 0 || p.devices.all[1].taken == 0 {
