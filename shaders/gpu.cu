@@ -1,7 +1,7 @@
 // The kernels of CUDA and HIP, in C: everything from typedefs on is here, so that
 // nvrtc, hiprtc and clang (with neither CUDA nor ROCm installed) compile it.
 //
-// It is compiled once without TYPE, for `quantize` and `planes`, and once for
+// It is compiled once without TYPE, for `quantize`, `planes` and `fetch`, and once for
 // each type of weights, whose number TYPE is (internal/quant), for `rows_TYPE` and
 // `rows1_TYPE`. Exactly one of CUDA, HIP and HOST is defined; HOST is for tests,
 // where each thread is a coroutine. Contraction must be off (--fmad=false,
@@ -337,6 +337,23 @@ KERNEL(256) planes(Planes p) {
 	for (u64 i = (u64)blockX() * 256 + thread(); i < p.bytes; i += step) {
 		u64 b = i / p.size;
 		p.to[i] = p.from[b * p.block + p.offset + (i - b * p.size)];
+	}
+}
+
+typedef struct {
+	const u32 *from[2]; // in the host's memory
+	u32 *to[2];
+	u32 words[2];
+} Fetch;
+
+// Two runs of words come from the host. A copy by the driver would wait behind those
+// of uploads.
+KERNEL(256) fetch(Fetch p) {
+	u32 i = blockX() * 256 + thread();
+	if (i < p.words[0]) {
+		p.to[0][i] = p.from[0][i];
+	} else if (i - p.words[0] < p.words[1]) {
+		p.to[1][i - p.words[0]] = p.from[1][i - p.words[0]];
 	}
 }
 

@@ -44,7 +44,7 @@ func TestPTX(t *testing.T) {
 		if ops == 0 {
 			t.Errorf("PTX of %q computes with no floats: is it read right?", name)
 		}
-		kernels := []string{"quantize", "planes"}
+		kernels := []string{"quantize", "planes", "fetch"}
 		if name != "" {
 			kernels = []string{"rows_" + name, "rows1_" + name}
 		}

@@ -143,6 +143,7 @@ func (d *Device) event() (uintptr, error) {
 // the kernels lie.
 type scratch struct {
 	begin          int64 // end of the control block
+	x              int64 // floats
 	xA, xB, hidden int64 // forms of x, for gate and for up, and of what down multiplies
 	gate, up, out  int64 // floats
 	size           int64
@@ -157,6 +158,7 @@ func (e *Experts) scratch() (s scratch) {
 	}
 	take(int64(indexAt) + 16*int64(rows))
 	s.begin = s.size
+	s.x = take(4 * int64(e.most*e.dim))
 	s.xA, s.xB = take(formBytes(e.most*e.dim)), take(formBytes(e.most*e.dim))
 	s.hidden = take(formBytes(rows * e.ff))
 	s.gate, s.up = take(4*int64(rows)*int64(e.ff)), take(4*int64(rows)*int64(e.ff))
@@ -462,16 +464,22 @@ func (e *Experts) describe(layer int, jobs []backends.HeldJob, k, rows int, b *[
 func (e *Experts) group(l backends.HeldLayer, act backends.Activation, jobs, longest, n, rows int) error {
 	d, f := e.d, &e.d.dr.f
 	s, dev, top := e.scratch(), e.onDevice.at, e.control.at+topAt
-	if err := d.check("copy to the device", f.copyIn.call(uintptr(dev), uintptr(unsafe.Pointer(&e.control.host[0])), uintptr(indexAt+16*rows), d.kernels)); err != nil {
+	k, err := d.kernel("", "fetch")
+	if err != nil {
+		return err
+	}
+	x := dev + uint64(s.x)
+	fetch := fetchParams{from: [2]uint64{e.control.at, e.in.at}, to: [2]uint64{dev, x}, words: [2]uint32{uint32(indexAt+16*rows) / 4, uint32(n * l.Dim)}}
+	if err := launch(d, d.kernels, k, [3]int{int(fetch.words[0]+fetch.words[1]+255) / 256, 1, 1}, 256, fetch); err != nil {
 		return err
 	}
 	xA, xB, hidden := formAt(dev+uint64(s.xA), n*l.Dim), formAt(dev+uint64(s.xB), n*l.Dim), formAt(dev+uint64(s.hidden), rows*l.FF)
-	if err := d.quantize(l.Types[0], xA, e.in.at, 0, top, n*l.Dim, 0); err != nil {
+	if err := d.quantize(l.Types[0], xA, x, 0, top, n*l.Dim, 0); err != nil {
 		return err
 	}
 	if alike(l.Types[0], l.Types[1]) {
 		xB = xA
-	} else if err := d.quantize(l.Types[1], xB, e.in.at, 0, top, n*l.Dim, 0); err != nil {
+	} else if err := d.quantize(l.Types[1], xB, x, 0, top, n*l.Dim, 0); err != nil {
 		return err
 	}
 	size := uint64(unsafe.Sizeof(rowsJob{}))
@@ -505,6 +513,9 @@ func (e *Experts) replay(p program) error {
 	g, ok := e.programs[p]
 	if !ok {
 		// Kernels are loaded before, as nothing may be loaded while a stream records.
+		if _, err := d.kernel("", "fetch"); err != nil {
+			return err
+		}
 		for _, t := range p.layer.Types {
 			if _, _, _, err := d.rows(t, 1); err != nil {
 				return err

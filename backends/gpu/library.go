@@ -52,18 +52,16 @@ func prove(name string, address uintptr) (Library, error) {
 	}
 	defer maps.Close()
 	for s := bufio.NewScanner(maps); s.Scan(); {
-		f := strings.Fields(s.Text())
-		if len(f) < 6 {
-			continue
-		}
-		low, high, _ := strings.Cut(f[0], "-")
+		// from-to, rights, offset, device, inode, and the file behind the first slash.
+		path := strings.IndexByte(s.Text(), '/')
+		span, _, _ := strings.Cut(s.Text(), " ")
+		low, high, _ := strings.Cut(span, "-")
 		from, err1 := strconv.ParseUint(low, 16, 64)
 		to, err2 := strconv.ParseUint(high, 16, 64)
-		if err1 != nil || err2 != nil || uint64(address) < from || uint64(address) >= to {
+		if err1 != nil || err2 != nil || path < 0 || uint64(address) < from || uint64(address) >= to {
 			continue
 		}
-		_, path, _ := strings.Cut(s.Text(), f[4])
-		l.File = strings.TrimSpace(path)
+		l.File = s.Text()[path:]
 		break
 	}
 	file, err := os.Open(l.File)

@@ -22,6 +22,11 @@ type planesParams struct {
 	_                   uint32
 }
 
+type fetchParams struct {
+	from, to [2]uint64
+	words    [2]uint32
+}
+
 type rowsParams struct {
 	jobs, index, code, scale, sum uint64
 	rows, cols                    uint32

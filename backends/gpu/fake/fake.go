@@ -20,7 +20,8 @@ var driver []byte
 var host []byte
 
 // Build compiles the library with gcc into a folder, with rows kernels of types,
-// under the names that both drivers are asked for.
+// under the names that both drivers and their
+// compilers are asked for.
 func Build(dir string, types []quant.Type) (library string, err error) {
 	for name, text := range map[string][]byte{"fake.c": driver, "host.h": host, "gpu.cu": []byte(shaders.GPU)} {
 		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
@@ -36,7 +37,7 @@ func Build(dir string, types []quant.Type) (library string, err error) {
 		return nil
 	}
 	link := []string{"-shared", "-o", "libcuda.so.1", "fake.o", "all.o"}
-	compile := []string{"-x", "c", "-std=gnu11", "-O1", "-fPIC", "-ffp-contract=off", "-w", "-c"}
+	compile := []string{"-x", "c", "-std=gnu11", "-O1", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fcf-protection=none", "-w", "-c"} // coroutines are no frames that a check of longjmp knows
 	if err := gcc(append(compile, "fake.c", "-o", "fake.o")...); err != nil {
 		return "", err
 	}
@@ -54,6 +55,10 @@ func Build(dir string, types []quant.Type) (library string, err error) {
 	if err := gcc(link...); err != nil {
 		return "", err
 	}
-	library = filepath.Join(dir, "libcuda.so.1")
-	return library, os.Symlink("libcuda.so.1", filepath.Join(dir, "libamdhip64.so.7"))
+	for _, name := range []string{"libnvrtc.so.13", "libamdhip64.so.7", "libhiprtc.so.7"} {
+		if err := os.Symlink("libcuda.so.1", filepath.Join(dir, name)); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Join(dir, "libcuda.so.1"), nil
 }

@@ -387,13 +387,14 @@ BOTH(cuModuleUnload, hipModuleUnload, (void *m)) {
 
 void quantize(struct params64);
 void planes(struct params64);
+void fetch(struct params64);
 #define TYPES(X) X(0) X(1) X(2) X(3) X(6) X(7) X(8) X(12) X(13) X(14) X(30) X(39) X(1000) X(1001) X(1002) X(1003) X(1004) X(1005) X(1006) X(1007)
 #define DECLARE(t) \
 	void rows_##t(struct params64); \
 	void rows1_##t(struct params64);
 TYPES(DECLARE)
 #define NAMED(t) {"rows_" #t, rows_##t}, {"rows1_" #t, rows1_##t},
-static struct { const char *name; void (*f)(struct params64); } kernels[] = {{"quantize", quantize}, {"planes", planes}, TYPES(NAMED)};
+static struct { const char *name; void (*f)(struct params64); } kernels[] = {{"quantize", quantize}, {"planes", planes}, {"fetch", fetch}, TYPES(NAMED)};
 
 BOTH(cuModuleGetFunction, hipModuleGetFunction, (void **f, void *m, const char *name)) {
 	(void)m;
