@@ -117,6 +117,19 @@ func (m *Model) sample(c *Model) error {
 	return nil
 }
 
+// Compared says in words how far the copies of a model were compared; "" if there
+// are none.
+func (m *Model) Compared() string {
+	switch n := 1 + len(m.copies); {
+	case n == 1:
+		return ""
+	case m.Format == "slab":
+		return fmt.Sprintf("copies: %d slabs with equal sizes and headers, their checksums included; each expert is checked as it is read", n)
+	default:
+		return fmt.Sprintf("copies: %d with equal sizes and headers, and equal bytes at the start, the middle and the end of each of %d tensors; the rest was not compared (slabs have checksums: sluice pack)", n, len(m.Tensors))
+	}
+}
+
 // differAt is the first index at which two slices of one length differ, or -1.
 func differAt(x, y []byte) int {
 	if bytes.Equal(x, y) {

@@ -141,8 +141,8 @@ func (p *packer) begin(ctx context.Context, out string) (resumed int64, err erro
 		return 0, fmt.Errorf("storage: pack: %w", err)
 	}
 	old := make([]byte, slabBlock)
-	if !p.opt.Restart && fi.Size() >= slabBlock {
-		if _, err := readFull(p.f, old, 0); err != nil {
+	if n := min(fi.Size(), slabBlock); !p.opt.Restart && n > 0 {
+		if _, err := readFull(p.f, old[:n], 0); err != nil {
 			return 0, fmt.Errorf("storage: pack: read %s: %w", name, err)
 		}
 	}
@@ -151,7 +151,8 @@ func (p *packer) begin(ctx context.Context, out string) (resumed int64, err erro
 	for i < len(first) && old[i] == first[i] {
 		i++
 	}
-	if i < len(first) && allZero(old[i:]) { // it was killed before the header was there
+	mine := p.opt.Restart || int64(i) >= min(fi.Size(), int64(len(partMagic))) // whatever else is there is somebody's
+	if mine && i < len(first) && allZero(old[i:]) {                            // it was killed before the header was there
 		return 0, p.fresh(name)
 	}
 	if err := p.sameModel(name, old, fi.Size()); err != nil {
@@ -186,6 +187,9 @@ func (p *packer) begin(ctx context.Context, out string) (resumed int64, err erro
 func (p *packer) fresh(name string) error {
 	err := p.f.Truncate(0)
 	if err == nil {
+		err = p.writeAt([]byte(partMagic), 0) // whose it is
+	}
+	if err == nil {
 		// Better to know now than after an hour that the space is not there. Where
 		// it cannot be asked for beforehand, writing will tell.
 		if e := unix.Fallocate(int(p.f.Fd()), 0, 0, p.size); e == unix.ENOSPC || e == unix.EDQUOT || e == unix.EFBIG {
@@ -214,7 +218,7 @@ func (p *packer) fresh(name string) error {
 func (p *packer) sameModel(name string, old []byte, size int64) error {
 	const restart = "throw it away with --restart"
 	le := binary.LittleEndian
-	if magic := string(old[:atVersion]); magic[:6] != partMagic[:6] {
+	if magic := string(old[:atVersion]); magic[:6] != partMagic[:6] || size < slabBlock {
 		return fmt.Errorf("storage: pack: %s is not what an interrupted packing leaves: name another output, or %s", name, restart)
 	}
 	files := le.Uint32(old[atSources:])

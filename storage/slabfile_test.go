@@ -1072,3 +1072,22 @@ func TestChecksumOtherCopy(t *testing.T) {
 		t.Errorf("an expert's part as a whole tensor: %v", err)
 	}
 }
+
+// A .part that no packing has begun is somebody's: it stays, unless told otherwise.
+func TestPackForeignPart(t *testing.T) {
+	dir := t.TempDir()
+	m, layers := packable(t, filepath.Join(dir, "m.gguf"), 1, 9)
+	for name, text := range map[string]string{"short": "half of a download", "magic": "SLUICEPT and more", "long": strings.Repeat("half of a download ", 1000), "zeros": strings.Repeat("\x00", 10000) + "rest"} {
+		out := filepath.Join(dir, name+".slab")
+		writeFile(t, out+".part", []byte(text))
+		if _, err := Pack(t.Context(), m, layers, out, PackOptions{}); err == nil || !strings.Contains(err.Error(), "not what an interrupted packing leaves") {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if string(readFile(t, out+".part")) != text {
+			t.Errorf("%s: the file was changed", name)
+		}
+		if _, err := Pack(t.Context(), m, layers, out, PackOptions{Restart: true}); err != nil {
+			t.Errorf("%s, --restart: %v", name, err)
+		}
+	}
+}

@@ -185,6 +185,9 @@ func (p *Plan) prepare(o Options) (err error) {
 	}
 	p.Source = p.Reader
 	p.Notices = append(p.Notices, p.Reader.Notices()...)
+	if words := p.File.Compared(); words != "" {
+		p.Notices = append(p.Notices, words)
+	}
 	storageSetting := Setting{Name: "storage", Value: p.Source.Mode().String(), Origin: origin(o.Storage != storage.Slab)}
 	if p.Source.Mode() != o.Storage {
 		storageSetting.Requested = o.Storage.String()

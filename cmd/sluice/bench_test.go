@@ -85,6 +85,7 @@ func TestCopies(t *testing.T) {
 	if got := settings(t, append(run[:len(run):len(run)], "--model", same)...)["copies"]; !strings.Contains(got, same) || !strings.HasSuffix(got, "flag") {
 		t.Errorf("copies is %s", got)
 	}
+	mustRun(t, append(run[:len(run):len(run)], "--model", same, "-n", "1")...).wants(t, exitDone, "copies: 2 with equal sizes and headers, and equal bytes at the start, the middle and the end of each of ")
 	sluice("", append(run, "--model", longer)...).wants(t, exitError, "longer.gguf", "not copies of one model")
 	sluice("", append(run, "--model", tinyGLM4)...).wants(t, exitError, "the same file")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 
 	"sluice/cmd/engine"
 	"sluice/internal/safetensors"
@@ -16,6 +17,7 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 	mtp := m.set.Int("mtp", 0, "also write mtp1_logits [T-1, vocab] to mtpN_logits [T-N, vocab] of the drafting layer, each step from the hidden states of the one before, 1 to 8")
 	out := m.set.StringP("output", "o", "", "the safetensors file to write")
 	states := m.set.Bool("hidden", false, "also write hidden [layers+1, T, dim]: what goes into each layer, and last what the head reads, behind the final norm")
+	force := m.set.Bool("force", false, "replace a file that logits has not written")
 	if err := m.parse(args); err != nil {
 		return err
 	}
@@ -52,7 +54,7 @@ func logitsCommand(ctx context.Context, s streams, args []string) error {
 		defer p.Close()
 		return printConfig(s.out, p.Settings, *m.json)
 	}
-	w, err := createLogits(p, ids, *idsFile, *out, *states)
+	w, err := createLogits(p, ids, *idsFile, *out, *states, *force)
 	if err != nil {
 		p.Close()
 		return err
@@ -115,7 +117,7 @@ func readIDs(ctx context.Context, s streams, path string) ([]int32, error) {
 
 // createLogits checks the ids and begins the file, so that what cannot work
 // fails before a large model is loaded.
-func createLogits(p *engine.Plan, ids []int32, idsFile, out string, states bool) (*safetensors.Writer, error) {
+func createLogits(p *engine.Plan, ids []int32, idsFile, out string, states, force bool) (*safetensors.Writer, error) {
 	if len(ids) > p.Config.Ctx {
 		return nil, &moe.ContextError{Tokens: len(ids), Ctx: p.Config.Ctx}
 	}
@@ -126,6 +128,9 @@ func createLogits(p *engine.Plan, ids []int32, idsFile, out string, states bool)
 		if id < 0 || int(id) >= p.Spec.Vocab {
 			return nil, fmt.Errorf("%s: element %d is token id %d, but the model's vocabulary has ids 0 to %d", idsFile, i, id, p.Spec.Vocab-1)
 		}
+	}
+	if err := mayReplace(out, "-o", "the output of logits", force, hasLogits); err != nil {
+		return nil, err
 	}
 	specs := []safetensors.Spec{
 		{Name: "logits", DType: "F32", Shape: []int64{int64(len(ids)), int64(p.Spec.Vocab)}},
@@ -138,6 +143,18 @@ func createLogits(p *engine.Plan, ids []int32, idsFile, out string, states bool)
 		specs = append(specs, safetensors.Spec{Name: "hidden", DType: "F32", Shape: []int64{int64(p.Spec.Layers + 1), int64(len(ids)), int64(p.Spec.Hidden)}})
 	}
 	return safetensors.Create(out, specs)
+}
+
+// hasLogits says whether path is a file of this command.
+func hasLogits(path string, _ *os.File) bool {
+	f, err := safetensors.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	_, logits := f.Tensor("logits")
+	_, hidden := f.Tensor("hidden_last")
+	return logits && hidden
 }
 
 // maxMTP is the most steps of --mtp.

@@ -22,6 +22,7 @@ func packCommand(ctx context.Context, s streams, args []string) error {
 	model := modelFlag(f)
 	out := f.StringP("output", "o", "", "the slab to write (default: beside the model, where run finds it)")
 	restart := f.Bool("restart", false, "throw away what an interrupted packing left")
+	force := f.Bool("force", false, "replace a file that is no slab")
 	noVerify := f.Bool("no-verify", false, "do not read the written bytes back")
 	experts := f.String("quant", "", "requantize the routed experts of F32, F16, BF16 or FP8: q4_k, q8_0, q4_0 or mxfp4. Such a slab is used only where it is named as MODEL")
 	dense := f.String("quant-dense", "", "requantize the matrices that stay in memory too (default: as they are)")
@@ -74,6 +75,14 @@ func packCommand(ctx context.Context, s streams, args []string) error {
 	}
 	if *out == "" {
 		*out = file.SlabPath()
+	}
+	for _, part := range file.Files {
+		if err := notOver(*out, part.Path); err != nil {
+			return err
+		}
+	}
+	if err := mayReplace(*out, "-o", "a slab", *force, begins("SLUICESL")); err != nil {
+		return err
 	}
 	start := time.Now()
 	bar := newBar(s)

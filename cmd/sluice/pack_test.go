@@ -98,7 +98,7 @@ func TestPackCommand(t *testing.T) {
 		t.Error("without the slab, another text")
 	}
 	sluice("", "pack", slab, "-o", slab+"2").wants(t, exitError, "slab already")
-	sluice("", "pack", model, "-o", model).wants(t, exitError, "the model itself")
+	sluice("", "pack", model, "-o", model).wants(t, exitUsage, "which is read") // as synth and logits have it
 	sluice("", "pack", model, "more").wants(t, exitUsage, "unexpected argument")
 }
 

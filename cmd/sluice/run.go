@@ -157,6 +157,9 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	}
 	var record *atomicfile.File
 	if *trace != "" { // before what takes long
+		if err := mayReplace(*trace, "--trace", "a trace", false, begins("# route_trace v")); err != nil {
+			return err
+		}
 		if record, err = atomicfile.Create(*trace); err != nil {
 			return fmt.Errorf("--trace: %w", err)
 		}

@@ -25,6 +25,7 @@ func synthCommand(ctx context.Context, s streams, args []string) error {
 	experts := f.Int("experts", 0, "routed experts of a layer")
 	ff := f.Int("ff", 0, "width of a routed expert")
 	topK := f.Int("top-k", 0, "experts chosen for each token")
+	force := f.Bool("force", false, "replace a file that synth has not written")
 	vocab := f.String("vocab", "", "a GGUF file whose vocabulary is taken (default: the demo's)")
 	if err := parse(f, args); err != nil {
 		return err
@@ -57,6 +58,17 @@ func synthCommand(ctx context.Context, s streams, args []string) error {
 		return fmt.Errorf("for the vocabulary (--vocab FILE): %w", err)
 	}
 	if err := notOver(*out, path); err != nil {
+		return err
+	}
+	err = mayReplace(*out, "-o", "a model of synth", *force, func(path string, _ *os.File) bool {
+		old, err := storage.Open(path)
+		if err != nil {
+			return false
+		}
+		defer old.Close()
+		return synth.Wrote(old)
+	})
+	if err != nil {
 		return err
 	}
 	file, err := storage.Open(path)

@@ -65,3 +65,34 @@ func notOver(out string, inputs ...string) error {
 	}
 	return nil
 }
+
+// mayReplace refuses an output that is a file of somebody else: one that is neither
+// empty nor what the same command writes, as ours tells. So a command may be repeated,
+// by hand or by make, and a mistyped name destroys nothing.
+func mayReplace(out, flag, what string, force bool, ours func(path string, f *os.File) bool) error {
+	fi, err := os.Stat(out)
+	if force || err != nil || !fi.Mode().IsRegular() || fi.Size() == 0 {
+		return nil // pipes and devices are written to; what cannot be written, its writer tells
+	}
+	f, err := os.Open(out)
+	if err == nil {
+		defer f.Close()
+		if ours(out, f) {
+			return nil
+		}
+	}
+	how := "name another file, or remove it"
+	if flag != "--trace" {
+		how += ", or replace it with --force"
+	}
+	return usagef("%s %s is there already and is not %s: %s", flag, out, what, how)
+}
+
+// begins is for mayReplace: whether a file begins so.
+func begins(text string) func(string, *os.File) bool {
+	return func(_ string, f *os.File) bool {
+		head := make([]byte, len(text))
+		_, err := io.ReadFull(f, head)
+		return err == nil && string(head) == text
+	}
+}

@@ -1,5 +1,7 @@
 // Package atomicfile writes a file that is whole or not there: its bytes go to
-// PATH.part beside it, which takes the name when all of them are on the drive.
+// PATH.sluice-part beside it, which takes the name when all of them are on the drive.
+// The name says whose it is: one that a killed program left is written over, while a
+// PATH.part may be a download of the user's.
 // A PATH that is no regular file, such as a pipe or a device, cannot be
 // replaced so and is written to as it comes.
 package atomicfile
@@ -25,15 +27,18 @@ type File struct {
 	err  error // the failure that ended it
 }
 
+// tempEnd ends the names of unfinished files of Create.
+const tempEnd = ".sluice-part"
+
 // Create begins to write path, which stays as it is until Commit. What a killed
-// program left in PATH.part is written over; a PATH.part that another program
-// is writing now is an error.
+// program left in PATH.sluice-part is written over; one that another program is
+// writing now is an error.
 func Create(path string) (*File, error) {
 	var err error
 	if real, lerr := filepath.EvalSymlinks(path); lerr == nil {
 		path = real // a link stays, what it names is replaced
 	}
-	f := &File{path: path, temp: path + ".part"}
+	f := &File{path: path, temp: path + tempEnd}
 	if fi, serr := os.Stat(path); serr == nil && !fi.Mode().IsRegular() {
 		f.temp = ""
 		f.f, err = os.OpenFile(path, os.O_WRONLY, 0)
@@ -52,8 +57,8 @@ func Create(path string) (*File, error) {
 }
 
 // OpenPart opens PATH.part for reading and writing, with the bytes that an
-// earlier program left in it, for a writer that goes on where it stopped: Publish
-// ends it. One that another program is writing now is an error.
+// earlier program left in it, for a writer that goes on where it stopped, and that
+// knows what it has written from what others have: Publish ends it. One that another program is writing now is an error.
 func OpenPart(path string) (*os.File, error) {
 	f, err := openLocked(path + ".part")
 	if err != nil {
@@ -65,12 +70,14 @@ func OpenPart(path string) (*os.File, error) {
 // Publish puts f, which OpenPart opened for path, in place of whatever has that
 // name, when its bytes are on the drive, and closes it. After an error f is still
 // open and still PATH.part.
-func Publish(f *os.File, path string) error {
+func Publish(f *os.File, path string) error { return publish(f, path+".part", path) }
+
+func publish(f *os.File, temp, path string) error {
 	if err := f.Sync(); err != nil {
 		return err
 	}
 	// Renamed while it is open, and so locked: nobody else takes it for his own.
-	if err := os.Rename(path+".part", path); err != nil {
+	if err := os.Rename(temp, path); err != nil {
 		return err
 	}
 	f.Close() // after Sync it has nothing left to fail at
@@ -146,7 +153,7 @@ func (f *File) Commit() error {
 		f.f = nil
 		return nil
 	}
-	if err := Publish(f.f, f.path); err != nil {
+	if err := publish(f.f, f.temp, f.path); err != nil {
 		return f.fail(err)
 	}
 	f.f = nil

@@ -75,7 +75,10 @@ func TestWholeOrNotThere(t *testing.T) {
 func TestStalePart(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
-	if err := os.WriteFile(path+".part", []byte("half of something longer"), 0o666); err != nil {
+	if err := os.WriteFile(path+tempEnd, []byte("half of something longer"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path+".part", []byte("a download of somebody's"), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	f, err := Create(path)
@@ -89,7 +92,10 @@ func TestStalePart(t *testing.T) {
 	if b, _ := os.ReadFile(path); string(b) != "whole" {
 		t.Errorf("the file holds %q", b)
 	}
-	if got := names(t, dir); got != "f" {
+	if b, _ := os.ReadFile(path + ".part"); string(b) != "a download of somebody's" {
+		t.Errorf("f.part holds %q", b)
+	}
+	if got := names(t, dir); got != "f f.part" {
 		t.Errorf("left behind: %s", got)
 	}
 }
@@ -160,14 +166,14 @@ func checkFull(t *testing.T, dir string, f *File) {
 	}
 }
 
-// PATH.part is never followed to another file, and a PATH that is a link stays one.
+// The unfinished file is never followed to another file, and a PATH that is a link stays one.
 func TestLinks(t *testing.T) {
 	dir := t.TempDir()
 	precious, path := filepath.Join(dir, "precious"), filepath.Join(dir, "f")
 	if err := os.WriteFile(precious, []byte("precious"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(precious, path+".part"); err != nil {
+	if err := os.Symlink(precious, path+tempEnd); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Create(path); err == nil || !strings.Contains(err.Error(), "symbolic link") {

@@ -104,6 +104,15 @@ func Write(ctx context.Context, path string, opt Options, vocab *storage.Model) 
 	return nil
 }
 
+// nameBegins is how the general.name of each such model begins.
+const nameBegins = "Synthetic "
+
+// Wrote says whether a model is one of this package.
+func Wrote(m *storage.Model) bool {
+	name, _ := m.Meta.String("general.name")
+	return m.Format == "gguf" && strings.HasPrefix(name, nameBegins) && strings.Contains(name, ", random weights of seed ")
+}
+
 // newShape fills in what the options leave open, except for layers where a
 // size is to be met.
 func newShape(opt Options, vocab *storage.Model) (*shape, error) {
@@ -211,7 +220,7 @@ func (s *shape) metadata(vocab *storage.Model) []storage.KV {
 	kvs := []storage.KV{
 		{Key: "general.architecture", Value: s.arch},
 		{Key: "general.type", Value: "model"},
-		{Key: "general.name", Value: fmt.Sprintf("Synthetic %s, random weights of seed %d", s.arch, s.seed)},
+		{Key: "general.name", Value: fmt.Sprintf(nameBegins+"%s, random weights of seed %d", s.arch, s.seed)},
 		u("block_count", s.layers+s.nextn),
 		u("context_length", 32768),
 		u("embedding_length", s.hidden),
