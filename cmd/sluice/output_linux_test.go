@@ -38,7 +38,7 @@ func TestFullDisk(t *testing.T) {
 		if err := os.WriteFile(out, []byte("before"), 0o666); err != nil {
 			t.Fatal(err)
 		}
-		sluice("", append(args, out)...).wants(t, exitError, "removed what was written")
+		sluice("", append(args, out, "--force")...).wants(t, exitError, "removed what was written")
 		untouched(t, out)
 		os.Remove(out)
 	}
@@ -96,7 +96,7 @@ func TestOverwrite(t *testing.T) {
 			t.Fatal(err)
 		}
 		mustRun(t, append(args, fresh)...)
-		mustRun(t, append(args, old)...)
+		mustRun(t, append(args, old, "--force")...)
 		a, err := os.ReadFile(fresh)
 		if err != nil {
 			t.Fatal(err)
