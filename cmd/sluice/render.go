@@ -83,16 +83,13 @@ func renderTemplate(ctx context.Context, template string, messages []chat.Messag
 	case out.over:
 		return "", fmt.Errorf("--chat: the model's chat template makes a text of more than %s; %s", size(renderText), hint)
 	case errors.As(err, &exit):
-		words := "failed"
-		switch said := errw.String(); {
-		case strings.Contains(said, "stack exceeds"):
+		// What is not the stack is memory, which shows in many ways: the runtime says so, no
+		// thread can be made, a fault in the runtime, a signal of the kernel.
+		words := fmt.Sprintf("needs more than %s of memory", size(renderMemory))
+		if said := errw.String(); strings.Contains(said, "stack exceeds") {
 			words = "calls itself, or nests values, without end"
-		case strings.Contains(said, "memory"), strings.Contains(said, "cannot allocate"), strings.Contains(said, "pthread_create"), exit.ExitCode() == -1: // no room for a thread; -1: killed by the kernel
-			words = fmt.Sprintf("needs more than %s of memory", size(renderMemory))
-		default:
-			if line, _, _ := strings.Cut(said, "\n"); line != "" {
-				words = "failed: " + printable(line)
-			}
+		} else if line, _, _ := strings.Cut(said, "\n"); line != "" && !strings.Contains(said, "memory") {
+			words += " (" + printable(line) + ")"
 		}
 		return "", fmt.Errorf("--chat: the model's chat template %s; %s", words, hint)
 	case err != nil:
