@@ -12,7 +12,7 @@ GO        ?= go
 TAGS      := giouring
 LDFLAGS   := -checklinkname=0
 BUILD     := -tags $(TAGS) -ldflags=$(LDFLAGS)
-FUZZTIME  ?= 60s
+FUZZTIME  ?= 20s
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 export CGO_ENABLED = 0
