@@ -340,6 +340,8 @@ func checkMagic(r io.ReaderAt, size int64, name string) error {
 		looks = "it is a zip archive, perhaps a PyTorch checkpoint: convert the model to GGUF first"
 	case has("version https://git-lfs"):
 		looks = "it is a git-lfs pointer, not the model: fetch the file itself with git lfs pull"
+	case filepath.Ext(name) == ".json" && hfModel(filepath.Dir(name), true):
+		looks = "it is a file beside a Hugging Face model: name the directory"
 	case has("<"):
 		looks = "it looks like a web page: the download went wrong"
 	case len(head) > 8 && head[8] == '{' && binary.LittleEndian.Uint64(head) <= uint64(size-8):

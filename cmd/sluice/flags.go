@@ -135,7 +135,11 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 		}
 	}
 	if len(rest) > 0 {
-		return o, usagef("unexpected argument %q: the arguments are MODEL and CAP, in this order", rest[0])
+		hint := ""
+		if m.set.Lookup("prompt") != nil {
+			hint = "; a text goes behind -p"
+		}
+		return o, usagef("unexpected argument %q: the arguments are MODEL and CAP, in this order%s", rest[0], hint)
 	}
 	if *m.cap < 1 && (m.capArgument || m.set.Changed("cap")) {
 		return o, capError(*m.cap)

@@ -85,3 +85,10 @@ func TestGenerationConfig(t *testing.T) {
 		t.Errorf("do_sample false: %q, greedy %q", greedy, want)
 	}
 }
+
+// TestFileBeside: who names a file beside the weights is told what to name.
+func TestFileBeside(t *testing.T) {
+	dir := hfModel(t, "{}")
+	sluice("", "inspect", filepath.Join(dir, "tokenizer.json")).wants(t, exitError, "it is a file beside a Hugging Face model: name the directory")
+	mustRun(t, "inspect", filepath.Join(dir, "config.json"))
+}
