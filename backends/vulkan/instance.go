@@ -192,7 +192,9 @@ func (in *Instance) enumerate() error {
 func (in *Instance) Close() {
 	if in.handle != 0 {
 		in.messages.close(in)
-		in.destroy.call(in.handle, 0)
+		if in.destroy != 0 { // a loader may lack it
+			in.destroy.call(in.handle, 0)
+		}
 		in.handle = 0
 	}
 	in.a.free()
