@@ -44,7 +44,7 @@ type Decoder struct {
 	gate gate
 
 	text   []int32 // what is certain
-	from   int     // position of the last Forward's first row
+	from   int     // position of the last Forward's first row; that of the next, if it failed
 	batch  []int32 // drafts of the last Forward
 	at     int     // of them, those that came true so far
 	rows   []int32 // 0, 1, ...
@@ -171,7 +171,9 @@ func (d *Decoder) prompt(ctx context.Context, ids []int32) ([]float32, error) {
 		err := d.o.Drafter.Follow(ctx, d.tail())
 		from := d.t.Pos()
 		if err == nil {
-			err = d.t.Forward(ctx, ids[:n])
+			if err = d.t.Forward(ctx, ids[:n]); err != nil {
+				d.from = d.t.Pos() // what stood of the last Forward, this one overwrote
+			}
 		}
 		if err != nil {
 			d.text = d.text[:d.t.Pos()]
@@ -277,7 +279,9 @@ func (d *Decoder) run(ctx context.Context, pos int) ([]float32, error) {
 	}
 	if err != nil {
 		d.batch = d.batch[:0]
-		return nil, errors.Join(err, d.t.Rewind(pos))
+		err = errors.Join(err, d.t.Rewind(pos))
+		d.from = d.t.Pos()
+		return nil, err
 	}
 	d.count.forwards++
 	d.count.positions += int64(1 + k)
@@ -295,7 +299,9 @@ func (d *Decoder) runAlone(ctx context.Context, pos int) error {
 	if err == nil {
 		err = d.t.Logits(d.alone, d.rows[:1])
 	}
-	return errors.Join(err, d.t.Rewind(pos))
+	err = errors.Join(err, d.t.Rewind(pos))
+	d.from = d.t.Pos()
+	return err
 }
 
 // same is the other half.

@@ -179,7 +179,7 @@ func (g *gate) decide() {
 		g.set(best, fmt.Sprintf("draft tried at depth %d: %s", best, g.words(best)))
 	case g.depth == 0:
 	case gain < stop:
-		g.set(0, fmt.Sprintf("draft paused: acceptance %.0f%% over %d proposals", 100*g.pool.v, g.pool.n))
+		g.set(0, fmt.Sprintf("draft paused: acceptance %.0f%% over %d proposals (%s)", 100*g.pool.v, g.pool.n, g.words(best)))
 	case g.collapsed():
 		share := g.recent.share()
 		for j := range g.right {

@@ -50,9 +50,9 @@ func (d *Decoder) Report() Report {
 	}
 	if g.depth == 0 {
 		r.Reason = g.reason()
-		if g.pool.n == 0 && c.empty > 0 {
-			r.Reason = fmt.Sprintf("draft off (%s found nothing to propose)", r.Drafter)
-		}
+	}
+	if g.pool.n == 0 && c.empty > 0 && len(d.batch) == 0 { // forced or not
+		r.Reason = fmt.Sprintf("draft off (%s found nothing to propose)", r.Drafter)
 	}
 	return r
 }

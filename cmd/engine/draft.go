@@ -42,6 +42,8 @@ func (d Drafting) Check() error {
 		return fmt.Errorf("there is no drafter %q: use one of %s", d.By, strings.Join(Drafters(), ", "))
 	case d.Depth < 0 || d.Depth > moe.MostDrafts:
 		return fmt.Errorf("a draft depth of %d: use 1 to %d, or auto", d.Depth, moe.MostDrafts)
+	case d.Depth > 0 && (d.By == "" || d.By == "off"):
+		return fmt.Errorf("--draft-depth %d is for a drafter, and --draft is off: leave one of them out", d.Depth)
 	case d.By == "model" && d.Model == "":
 		return errors.New("--draft model needs --draft-model FILE, a small model with the same tokenizer")
 	case d.Model != "" && d.By != "model":
@@ -81,6 +83,9 @@ func (p *Plan) drafting(o Options) error {
 	p.Config.Drafts = o.Drafts
 	if p.draft.By == "mtp" {
 		p.Config.Drafts = max(1, o.Drafts)
+		if words := p.Spec.NextnWarning(); words != "" {
+			p.Notices = append(p.Notices, words)
+		}
 	}
 	p.resident, p.roles = p.Spec.Dense, p.Spec.Roles
 	if p.Config.Drafts > 0 {
@@ -103,16 +108,25 @@ func (p *Plan) draftSettings(o Options) {
 	if o.Draft.By == "" {
 		return
 	}
+	depth := Setting{Name: "draft-depth", Value: "auto", Origin: FromDefault}
+	if o.Draft.Depth > 0 {
+		depth.Value, depth.Origin = o.Draft.Depth, FromFlag
+	}
+	switch room := p.Config.Chunk - 1; { // for drafts, behind the token that is certain
+	case p.draft.By == "":
+	case room == 0:
+		p.Notices = append(p.Notices, "draft off (a chunk, or context, of 1 position has no room for drafts behind a token: use 2 or more)")
+		p.draft = Drafting{}
+	case o.Draft.Depth > room:
+		p.Notices = append(p.Notices, fmt.Sprintf("draft-depth lowered %d -> %d (a chunk, or context, of %d positions)", o.Draft.Depth, room, room+1))
+		depth.Value, depth.Requested, p.draft.Depth = room, o.Draft.Depth, room
+	}
 	p.set("draft", o.Draft.By, true)
 	by := Setting{Name: "drafter", Value: cmp.Or(p.draft.By, "off"), Origin: FromAuto}
 	if o.Draft.By != "auto" {
 		by.Origin = FromFlag
 	}
 	p.Settings.Set(by)
-	depth := Setting{Name: "draft-depth", Value: "auto", Origin: FromDefault}
-	if o.Draft.Depth > 0 {
-		depth.Value, depth.Origin = o.Draft.Depth, FromFlag
-	}
 	p.Settings.Set(depth)
 	p.set("draft-force", o.Draft.Force, o.Draft.Force)
 	if p.draft.By == "model" {

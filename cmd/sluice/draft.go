@@ -41,6 +41,11 @@ func (f draftFlags) options(ctx context.Context, s streams, trace bool) (d engin
 			return d, usagef("--draft-depth %q: use 1 to %d, or auto", *f.depth, moe.MostDrafts)
 		}
 	}
+	for _, name := range []string{"draft", "draft-model", "draft-replay"} {
+		if v, _ := f.m.set.GetString(name); v == "" && f.m.set.Changed(name) {
+			return d, usagef("--%s is empty: leave it out, or say what", name)
+		}
+	}
 	if d.Model != "" && !f.m.set.Changed("draft") {
 		d.By = "model"
 	}

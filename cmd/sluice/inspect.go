@@ -249,6 +249,9 @@ func (d description) object(path string) map[string]any {
 			object["mtp_error"] = d.NextnErr.Error()
 		}
 	}
+	if head, least, ok := d.NextnTypes(); ok {
+		object["nextn_head_type"], object["nextn_least_type"] = head.String(), least.String()
+	}
 	if d.packed != nil {
 		type file struct {
 			Bytes  int64  `json:"bytes"`
@@ -318,6 +321,12 @@ func (d description) print(s streams, path string) error {
 		row("MTP", "%s in %d layers, which cannot draft: %s", size(d.nextnBytes), d.Nextn, printable(d.NextnErr.Error()))
 	default:
 		row("MTP", "%s in %d layers, taken into memory where they draft", size(d.nextnBytes), d.Nextn)
+		if head, _, ok := d.NextnTypes(); ok {
+			row("MTP head", "%v", head)
+		}
+		if words := d.NextnWarning(); words != "" {
+			row("", "%s", words)
+		}
 	}
 	row("tokenizer", "%s", cmp.Or(d.tokenizer, "none: text is refused"))
 	row("chat template", "%v", d.template)

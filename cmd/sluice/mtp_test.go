@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -118,6 +119,45 @@ func TestMTPFlag(t *testing.T) {
 	} {
 		sluice("", append([]string{"logits", "--ids", ids, "-o", out}, c.args...)...).wants(t, c.code, c.want)
 	}
+}
+
+// TestMTPHead: inspect shows of what type the drafting layer is, and what below 8
+// bits costs.
+func TestMTPHead(t *testing.T) {
+	if r := mustRun(t, "inspect", demo); !regexp.MustCompile(`MTP head +Q4_K\n +warning: the head of the drafting \(MTP\) layer, eh_proj, is Q4_K, below 8 bits`).MatchString(r.out) {
+		t.Errorf("it says\n%s", r.out)
+	}
+	if o := mustRun(t, "inspect", tinyMTP, "--json").object(t); o["nextn_head_type"] != "BF16" || o["nextn_least_type"] != "BF16" {
+		t.Errorf("%v, %v", o["nextn_head_type"], o["nextn_least_type"])
+	}
+	if o := mustRun(t, "inspect", tinyGLM4, "--json").object(t); o["nextn_head_type"] != nil {
+		t.Errorf("a head of %v in a model without", o["nextn_head_type"])
+	}
+}
+
+// TestDraftReplay: what run --json wrote is replayed; another text gets no proposal,
+// and what is no recording is told.
+func TestDraftReplay(t *testing.T) {
+	run := []string{"run", tinyMTP, "-p", "ab ab", "-n", "12", "--temp", "0"}
+	said := mustRun(t, append(run, "--json", "--draft", "off")...)
+	path := file(t, "said@.json", said.out)
+	o := mustRun(t, append(run, "--json", "--draft-replay", path+"@0.5", "--draft-force", "--draft-depth", "2")...).object(t)
+	if o["logits_crc32c"] != said.object(t)["logits_crc32c"] || number(t, o, "counters", "draft_proposed") == 0 || at(t, o, "draft", "drafter") != "replay" {
+		t.Errorf("%v", o)
+	}
+	mustRun(t, append(run, "--draft-replay", file(t, "other", `{"prompt_ids":[7],"token_ids":[8,9]}`), "--draft-force")...).wants(t, 0, "draft off (replay found nothing to propose)")
+	mustRun(t, append(run, "--draft", "lookup", "--draft-depth", "8", "--chunk", "3")...).wants(t, 0, "draft-depth lowered 8 -> 2 (a chunk, or context, of 3 positions)")
+	mustRun(t, append(run, "--chunk", "1")...).wants(t, 0, "draft off (a chunk, or context, of 1 position has no room")
+	for name, want := range map[string]string{
+		file(t, "text", "once"):                                  "is not what run --json writes",
+		file(t, "empty", "{}") + "@1":                            "has no prompt_ids and token_ids",
+		file(t, "far", `{"prompt_ids":[99999],"token_ids":[1]}`): "its token 0 is 99999, and this model's vocabulary has 512",
+		filepath.Join(t.TempDir(), "none") + "@0.5":              "no such file",
+		t.TempDir(): "is a directory",
+	} {
+		sluice("", append(run, "--draft-replay", name)...).wants(t, exitError, want)
+	}
+	sluice("", append(run, "--draft-replay", path+"@1.5")...).wants(t, exitUsage, "an acceptance of 1.5: use 0 to 1")
 }
 
 func openTensors(t *testing.T, path string) *safetensors.File {
