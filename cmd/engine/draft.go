@@ -83,9 +83,6 @@ func (p *Plan) drafting(o Options) error {
 	p.Config.Drafts = o.Drafts
 	if p.draft.By == "mtp" {
 		p.Config.Drafts = max(1, o.Drafts)
-		if words := p.Spec.NextnWarning(); words != "" {
-			p.Notices = append(p.Notices, words)
-		}
 	}
 	p.resident, p.roles = p.Spec.Dense, p.Spec.Roles
 	if p.Config.Drafts > 0 {
@@ -120,6 +117,9 @@ func (p *Plan) draftSettings(o Options) {
 	case o.Draft.Depth > room:
 		p.Notices = append(p.Notices, fmt.Sprintf("draft-depth lowered %d -> %d (a chunk, or context, of %d positions)", o.Draft.Depth, room, room+1))
 		depth.Value, depth.Requested, p.draft.Depth = room, o.Draft.Depth, room
+	}
+	if words := p.Spec.NextnWarning(); p.draft.By == "mtp" && words != "" {
+		p.Notices = append(p.Notices, words)
 	}
 	p.set("draft", o.Draft.By, true)
 	by := Setting{Name: "drafter", Value: cmp.Or(p.draft.By, "off"), Origin: FromAuto}
