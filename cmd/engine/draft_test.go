@@ -328,7 +328,7 @@ func TestDraftHeadWarned(t *testing.T) {
 			t.Errorf("--draft %s says %q", by, got)
 		}
 	}
-	if got := notices(mtp, Drafting{By: "mtp"}); strings.Contains(got, "warning") {
+	if got := notices(mtp(t), Drafting{By: "mtp"}); strings.Contains(got, "warning") {
 		t.Errorf("of BF16: %q", got)
 	}
 

@@ -15,11 +15,11 @@ import (
 )
 
 // draftsOf are ways to draft for a text that is known, each forced and deep.
-func draftsOf(prompt []int32, want moe.Result) []Drafting {
+func draftsOf(t *testing.T, prompt []int32, want moe.Result) []Drafting {
 	return []Drafting{
 		{By: "mtp", Depth: 3, Force: true},
 		{By: "lookup", Depth: 8, Force: true},
-		{By: "model", Model: mtp, Depth: 4, Force: true},
+		{By: "model", Model: mtp(t), Depth: 4, Force: true},
 		{By: "replay", Replay: Recording{"said", slices.Concat(prompt, want.IDs), 0.6}, Depth: 5, Force: true},
 	}
 }
@@ -51,17 +51,17 @@ func (d stubborn) Extend(_ context.Context, ids []int32) ([]float32, error) {
 // the roll-back after it, the sequence stands as it was, and goes on with the same bits.
 func TestDraftInterrupted(t *testing.T) {
 	const tokens = 14
-	plain := open(t, Options{Path: mtp, Ctx: 64, Cap: 16})
+	plain := open(t, Options{Path: mtp(t), Ctx: 64, Cap: 16})
 	prompt := heldout(t, plain, 12)
 	prompt = append(prompt, prompt[:8]...)
 	want := generate(t, plain, prompt, tokens)
-	for _, o := range draftsOf(prompt, want) {
+	for _, o := range draftsOf(t, prompt, want) {
 		interrupted, stride := 0, 23 // looks lie closer than what they may break
 		if raceEnabled {
 			stride = 97
 		}
 		for n := 1 + rand.IntN(stride); ; n += stride {
-			e := open(t, Options{Path: mtp, Ctx: 64, Cap: 2, Chunk: 9, Threads: 1, Draft: o})
+			e := open(t, Options{Path: mtp(t), Ctx: 64, Cap: 2, Chunk: 9, Threads: 1, Draft: o})
 			ctx, hit := &expiring{context.Background(), n}, false
 			d := stubborn{e, func() context.Context {
 				if hit {
@@ -95,19 +95,19 @@ func TestDraftInterrupted(t *testing.T) {
 // fails its step by name; taken again, it gives the same bits.
 func TestDraftBrokenReads(t *testing.T) {
 	const tokens = 14
-	plain := open(t, Options{Path: mtp, Ctx: 64, Cap: 16})
+	plain := open(t, Options{Path: mtp(t), Ctx: 64, Cap: 16})
 	prompt := heldout(t, plain, 12)
 	prompt = append(prompt, prompt[:8]...)
 	want := generate(t, plain, prompt, tokens)
 	layers := int32(plain.Spec.Layers)
-	for _, o := range draftsOf(prompt, want) {
+	for _, o := range draftsOf(t, prompt, want) {
 		broke := map[int32]int{} // by layer
 		stride := 7
 		if raceEnabled {
 			stride = 40
 		}
 		for n := 1 + rand.IntN(stride); ; n += stride {
-			e, source := openTapped(t, Options{Path: mtp, Ctx: 64, Cap: 2, Threads: 1, Prefetch: tiers.PrefetchOff, Draft: o})
+			e, source := openTapped(t, Options{Path: mtp(t), Ctx: 64, Cap: 2, Threads: 1, Prefetch: tiers.PrefetchOff, Draft: o})
 			left, broken := n, storage.Key{}
 			source.broken = func(k storage.Key) error {
 				if left--; left == 0 {

@@ -127,7 +127,7 @@ func TestMTPHead(t *testing.T) {
 	if r := mustRun(t, "inspect", demo); !regexp.MustCompile(`MTP head +Q4_K\n +warning: the head of the drafting \(MTP\) layer, eh_proj, is Q4_K, below 8 bits`).MatchString(r.out) {
 		t.Errorf("it says\n%s", r.out)
 	}
-	if o := mustRun(t, "inspect", tinyMTP, "--json").object(t); o["nextn_head_type"] != "BF16" || o["nextn_least_type"] != "BF16" {
+	if o := mustRun(t, "inspect", tinyMTP(t), "--json").object(t); o["nextn_head_type"] != "BF16" || o["nextn_least_type"] != "BF16" {
 		t.Errorf("%v, %v", o["nextn_head_type"], o["nextn_least_type"])
 	}
 	if o := mustRun(t, "inspect", tinyGLM4, "--json").object(t); o["nextn_head_type"] != nil {
@@ -138,7 +138,7 @@ func TestMTPHead(t *testing.T) {
 // TestDraftReplay: what run --json wrote is replayed; another text gets no proposal,
 // and what is no recording is told.
 func TestDraftReplay(t *testing.T) {
-	run := []string{"run", tinyMTP, "-p", "ab ab", "-n", "12", "--temp", "0"}
+	run := []string{"run", tinyMTP(t), "-p", "ab ab", "-n", "12", "--temp", "0"}
 	said := mustRun(t, append(run, "--json", "--draft", "off")...)
 	path := file(t, "said@.json", said.out)
 	o := mustRun(t, append(run, "--json", "--draft-replay", path+"@0.5", "--draft-force", "--draft-depth", "2")...).object(t)
