@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,7 +35,7 @@ func (p *Plan) openDevices(o Options) error {
 		return fmt.Errorf("--backend %s: use auto, cpu, vulkan, cuda or hip", o.Backend)
 	case o.Backend == "cpu" && (o.VRAM != (Budget{}) || o.Devices != ""):
 		return refused("--backend cpu uses no device: leave out --vram and --devices, or --backend")
-	case o.Backend == "cpu" || o.PlanOnly && !wanted:
+	case o.Backend == "cpu" || !wanted && (o.PlanOnly || !hasGPU()):
 		return nil
 	}
 	ask, err := asked(o)
@@ -86,6 +87,18 @@ func (p *Plan) openDevices(o Options) error {
 		p.Notices = append(p.Notices, all+"; the CPU computes")
 	}
 	return nil
+}
+
+// hasGPU says whether the kernel shows a device that a driver may serve. Without
+// one there is nothing to find, and the drivers' libraries, 60 MB of them, stay out
+// of the process.
+func hasGPU() bool {
+	for _, nodes := range [...]string{"/dev/dri/renderD*", "/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg"} {
+		if found, _ := filepath.Glob(nodes); len(found) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // asked are the makers that the options leave: of the names of devices, of the

@@ -85,14 +85,14 @@ func TestTwoDevices(t *testing.T) {
 	e := open(t, Options{Path: path, Cap: 1})
 	prompt := heldout(t, e, 20)
 	want := ask(t, Options{Path: path, Cap: 4, Threads: 1, Ctx: 64, Chunk: 16, Backend: "cpu"}, prompt, 6)
-	p, err := Prepare(Options{Path: path, Cap: 4, Threads: 1, Ctx: 64, Chunk: 16, Devices: "vulkan:0", VRAM: Budget{Experts: 40}})
+	p, err := Prepare(Options{Path: path, Cap: 4, Threads: 1, Ctx: 64, Chunk: 16, Devices: "vulkan:0", VRAM: Budget{Experts: 24}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := p.openGPU(Options{}, in, 0); err != nil {
 		t.Fatal(err)
 	}
-	if n, _ := p.devices.give(p.VRAM); n != 40 || p.devices.all[0].taken == 0 || p.devices.all[1].taken == 0 {
+	if n, _ := p.devices.give(p.VRAM); n != 24 || p.devices.all[0].taken == 0 || p.devices.all[1].taken == 0 {
 		t.Fatalf("%d given, %d and %d bytes", n, p.devices.all[0].taken, p.devices.all[1].taken)
 	}
 	two, err := p.Load(t.Context())
