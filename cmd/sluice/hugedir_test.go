@@ -128,7 +128,7 @@ func TestHugeDirectory(t *testing.T) {
 	o := mustRun(t, "inspect", dir, "--json").object(t)
 	spent := cpuNanos(t) - cpu
 	t.Logf("inspect of %.4g GB: %v, CPU %v", float64(total)/1e9, time.Since(start), time.Duration(spent))
-	if spent > 1e9 {
+	if spent > 1e9 && !raceEnabled { // the detector takes several times that
 		t.Errorf("it takes %v of CPU time", time.Duration(spent))
 	}
 	const expert = 3 * 7168 * 2048 / 32 * 18

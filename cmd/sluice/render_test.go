@@ -14,6 +14,9 @@ import (
 // TestHostileTemplates: templates that ask for all memory or all of the stack give
 // an error in words, and this process neither ends nor grows.
 func TestHostileTemplates(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector takes more memory than a template may have")
+	}
 	largest := func() int64 { // resident set of a child that has ended, of whatever test
 		var all syscall.Rusage
 		if err := syscall.Getrusage(syscall.RUSAGE_CHILDREN, &all); err != nil {
@@ -73,6 +76,9 @@ func TestRenderTemplate(t *testing.T) {
 
 // TestHostileTemplateRun: a run with such a template ends with its words.
 func TestHostileTemplateRun(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector takes more memory than a template may have")
+	}
 	m := copyModel(t, tinyGLM4, with(storage.KV{Key: "tokenizer.chat_template", Value: `{{ "a" * 100000000000 }}`}))
 	sluice("", "run", m, "--chat", "-p", "a").wants(t, exitError, "sluice run: --chat: the model's chat template needs more than 1.074 GB of memory; run without --chat")
 }
