@@ -113,6 +113,9 @@ func TestHFDescribeRefuses(t *testing.T) {
 			delete(s, "model.layers.0.mlp.experts.0.gate_proj.weight")
 		},
 			"expert 0 of 4 is missing: the file has no tensor model.layers.0.mlp.experts.0.gate_proj.weight"},
+		{"a short expert", func(_ map[string]any, s map[string][]int64) {
+			s["model.layers.1.mlp.experts.3.up_proj.weight"] = []int64{32, 32}
+		}, "model.layers.1.mlp.experts.3.up_proj.weight of BF16 has dims [32 32]"},
 		{"a shape", func(_ map[string]any, s map[string][]int64) {
 			s["model.layers.0.self_attn.q_proj.weight"] = []int64{31, 32}
 		},

@@ -217,7 +217,14 @@ func (l *loader) shaped(name string, dims ...int) (tiers.Tensor, bool) {
 	t, ok := l.find(name)
 	if !ok {
 		for _, c := range l.candidates(name) { // of a stack, the others may be there
-			if second, first := strings.Replace(c, "*", "1", 1), strings.Replace(c, "*", "0", 1); first != c && l.hasPlain(second) {
+			second, first := strings.Replace(c, "*", "1", 1), strings.Replace(c, "*", "0", 1)
+			if first != c && l.hasPlain(first) { // all are there, or the first: what is wrong with them?
+				if _, err := l.file.View(c); err != nil {
+					l.fail("%w", err)
+					return t, false
+				}
+			}
+			if first != c && l.hasPlain(second) {
 				l.fail("expert 0 of %d is missing: the file has no tensor %s; download the model again", dims[len(dims)-1], first)
 				return t, false
 			}
