@@ -18,6 +18,20 @@ func (l HeldLayer) Parts() [3]int64 {
 	return [3]int64{int64(l.FF) * int64(l.Types[0].RowBytes(l.Dim)), int64(l.FF) * int64(l.Types[1].RowBytes(l.Dim)), int64(l.Dim) * int64(l.Types[2].RowBytes(l.FF))}
 }
 
+// Check looks for numbers in an expert's gate, up and down that the arithmetic does
+// not take. It panics if a part has not the layer's size.
+func (l HeldLayer) Check(expert int, parts [3][]byte) error {
+	for i, want := range l.Parts() {
+		if int64(len(parts[i])) != want {
+			panic(fmt.Sprintf("backends: part %d of an expert holds %d bytes, want %d", i, len(parts[i]), want))
+		}
+		if err := quant.Check(l.Types[i], parts[i]); err != nil {
+			return fmt.Errorf("expert %d, %s: %w", expert, [...]string{"gate", "up", "down"}[i], err)
+		}
+	}
+	return nil
+}
+
 // A HeldUsage is what experts take of a device's memory, and what it took to bring
 // them there.
 type HeldUsage struct {

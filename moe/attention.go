@@ -108,3 +108,10 @@ func (d *gatedDense) compute(y backends.Vec, s *state) {
 	s.be.SigmoidGate(y, s.vec[d.at])
 	s.clock.lap(StageDense)
 }
+
+// add adds the feed-forward of the normalised residual stream to s.x.
+func (d *dense) add(s *state, norm []float32, eps float32) {
+	s.be.RMSNorm(s.h, s.x, norm, eps)
+	d.compute(s.shared, s)
+	s.be.Add(s.x, s.shared)
+}

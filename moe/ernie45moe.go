@@ -84,9 +84,7 @@ func (m *ernie) run(ctx context.Context, l int, s *state) error {
 		return err
 	}
 	if w.ffn != nil {
-		s.be.RMSNorm(s.h, s.x, w.ffnNorm, m.eps)
-		w.ffn.compute(s.shared, s)
-		s.be.Add(s.x, s.shared)
+		w.ffn.add(s, w.ffnNorm, m.eps)
 		return nil
 	}
 	return w.moe.compute(ctx, s)

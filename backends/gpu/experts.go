@@ -182,13 +182,8 @@ func (e *Experts) Upload(layer, expert int, parts [3][]byte) error {
 	if !ok {
 		panic(fmt.Sprintf("gpu: upload of an expert of layer %d, which has none", layer))
 	}
-	for i, want := range l.Parts() {
-		if int64(len(parts[i])) != want {
-			panic(fmt.Sprintf("gpu: upload: part %d holds %d bytes, want %d", i, len(parts[i]), want))
-		}
-		if err := quant.Check(l.Types[i], parts[i]); err != nil {
-			return fmt.Errorf("expert %d, %s: %w", expert, [...]string{"gate", "up", "down"}[i], err)
-		}
+	if err := l.Check(expert, parts); err != nil {
+		return err
 	}
 	defer e.d.enter()()
 	at, err := e.place(bytesOf(l))

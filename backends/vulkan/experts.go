@@ -172,13 +172,8 @@ func (e *Experts) Upload(layer, expert int, parts [3][]byte) error {
 	if !ok {
 		panic(fmt.Sprintf("vulkan: upload of an expert of layer %d, which has none", layer))
 	}
-	for i, want := range l.Parts() {
-		if int64(len(parts[i])) != want {
-			panic(fmt.Sprintf("vulkan: upload: part %d holds %d bytes, want %d", i, len(parts[i]), want))
-		}
-		if err := quant.Check(l.Types[i], parts[i]); err != nil {
-			return fmt.Errorf("expert %d, %s: %w", expert, [...]string{"gate", "up", "down"}[i], err)
-		}
+	if err := l.Check(expert, parts); err != nil {
+		return err
 	}
 	at, arena, offset, err := e.place(slotKey{layer, expert}, l)
 	if err != nil {

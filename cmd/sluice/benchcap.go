@@ -217,24 +217,10 @@ func printCaps(w io.Writer, head *benchHead, res *bench.CapResult) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprint(w, "\nall runs, in their order (tok/s):")
-	block := -2
-	for _, x := range res.Samples {
-		if x.Block != block {
-			block = x.Block
-			name := fmt.Sprintf("block %d", block)
-			if block < 0 {
-				name = "warm-up"
-			}
-			fmt.Fprintf(w, "\n  %s:", name)
-		}
-		what := fmt.Sprintf("%.6g", x.TokPerSec)
-		if x.Void != "" {
-			what = "void (" + strings.ReplaceAll(x.Void, "\n", " ") + ")"
-		}
-		fmt.Fprintf(w, " cap %d %s", x.Cap, what)
-	}
-	fmt.Fprint(w, "\n\n")
+	printRuns(w, len(res.Samples), func(i int) (int, string, float64, string) {
+		x := &res.Samples[i]
+		return x.Block, fmt.Sprintf("cap %d", x.Cap), x.TokPerSec, x.Void
+	}, "")
 	for _, c := range res.Comparisons {
 		fmt.Fprintf(w, "%v\n  %s\n", c, c.Overlap)
 	}
@@ -243,4 +229,28 @@ func printCaps(w io.Writer, head *benchHead, res *bench.CapResult) error {
 	}
 	_, err := fmt.Fprintln(w, "what this does not show: another machine, model, prompt or cache state")
 	return err
+}
+
+// printRuns lists n runs block by block, each by its name and its tokens a second,
+// or why it does not count; the warm-up has a block below 0. mark ends each.
+func printRuns(w io.Writer, n int, run func(i int) (block int, name string, rate float64, void string), mark string) {
+	fmt.Fprint(w, "\nall runs, in their order (tok/s):")
+	last := -2
+	for i := range n {
+		block, name, rate, void := run(i)
+		if block != last {
+			last = block
+			head := fmt.Sprintf("block %d", block)
+			if block < 0 {
+				head = "warm-up"
+			}
+			fmt.Fprintf(w, "\n  %s:", head)
+		}
+		what := fmt.Sprintf("%.6g", rate)
+		if void != "" {
+			what = "void (" + strings.ReplaceAll(void, "\n", " ") + ")"
+		}
+		fmt.Fprintf(w, " %s %s%s", name, what, mark)
+	}
+	fmt.Fprint(w, "\n\n")
 }

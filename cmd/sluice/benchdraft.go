@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"strconv"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/pflag"
@@ -149,24 +148,10 @@ func printDrafts(w io.Writer, head *benchHead, res *bench.DraftResult, memory in
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprint(w, "\nall runs, in their order (tok/s):")
-	block := -2
-	for _, x := range res.Samples {
-		if x.Block != block {
-			block = x.Block
-			name := fmt.Sprintf("block %d", block)
-			if block < 0 {
-				name = "warm-up"
-			}
-			fmt.Fprintf(w, "\n  %s:", name)
-		}
-		what := fmt.Sprintf("%.6g", x.TokPerSec)
-		if x.Void != "" {
-			what = "void (" + strings.ReplaceAll(x.Void, "\n", " ") + ")"
-		}
-		fmt.Fprintf(w, " %s %s;", x.Name, what)
-	}
-	fmt.Fprint(w, "\n\n")
+	printRuns(w, len(res.Samples), func(i int) (int, string, float64, string) {
+		x := &res.Samples[i]
+		return x.Block, x.Name, x.TokPerSec, x.Void
+	}, ";")
 	for _, c := range res.Comparisons {
 		fmt.Fprintf(w, "%v\n  %s\n", c, c.Overlap)
 	}
