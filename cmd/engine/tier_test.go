@@ -32,8 +32,8 @@ type rough struct {
 }
 
 func (s *rough) Submit(fetches []*storage.Fetch) {
-	s.flying.Add(int64(len(fetches)))
 	s.Source.Submit(fetches)
+	s.flying.Add(int64(len(fetches))) // not before: Reap, in its own goroutine, waits for as many of them
 }
 
 func (s *rough) Reap() *storage.Fetch {

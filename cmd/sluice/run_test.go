@@ -133,7 +133,7 @@ func TestStageTimes(t *testing.T) {
 		if sum > decode {
 			t.Errorf("the stages sum to %d ns, decoding took %d", sum, decode)
 		}
-		if best = min(best, float64(decode-sum)/float64(decode)); best <= 0.02 {
+		if best = min(best, float64(decode-sum)/float64(decode)); best <= 0.02 || raceEnabled { // what the race detector adds lies between the stages too
 			return
 		}
 	}
