@@ -153,6 +153,9 @@ func (c *Cache) Shrink(limit int) {
 		size := sizeClass(cl.slotBytes, cl.experts, c.inFlight, limit)
 		cl.kept.policy.Resize(int64(size.Keep))
 		c.trim(cl, size.Keep)
+		for i := range cl.kept.shadows {
+			cl.kept.shadows[i].shrink(cl.slotBytes, c.inFlight, limit)
+		}
 		if cl.slotBytes > 0 {
 			cl.cut(size.Keep + size.Staging)
 			c.src.Register(c.arenas()) // or the pages behind them would stay

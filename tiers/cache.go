@@ -78,12 +78,14 @@ type Stats struct {
 	DistinctExperts int64 // the same, once per step (layer and batch)
 	Hits            Hits
 	Avoided         Hits  // distinct experts that were in a tier: each would have been a load
+	Marginal        Hits  // loads that there would have been more without the tier, see shadow.go
 	Misses          int64 // routed experts for which a load was needed, those read ahead included
 	LoadsFailed     int64 // loads that came back with an error
 	LoadsDropped    int64 // misses never read, because their step ended early
 	LoadWaitNanos   int64 // time that Next waited for a drive
 	Evictions       int64 // experts that left the LRU pool
-	VRAMSwaps       int64 // experts of VRAM that one of the LRU pool took the place of
+	VRAMEvictions   int64 // experts that left VRAM
+	VRAMSwaps       int64 // of them, those that one of the LRU pool took the place of
 	PreloadLoads    int64 // experts read by Preload
 	PreloadBytes    int64 // their payload
 	Prefetch        PrefetchStats
@@ -323,6 +325,7 @@ func (c *Cache) Close() error {
 func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.stats.Marginal.LRU = c.stats.Avoided.LRU // without the pool each was a load
 	return c.stats
 }
 

@@ -91,6 +91,7 @@ func (p *pool) begin(layer int32, experts, uses []int32) *poolStep {
 		if slices.Contains(p.order, Key{Layer: layer, Expert: e}) {
 			p.want.Hits.LRU += int64(uses[i])
 			p.want.Avoided.LRU++
+			p.want.Marginal.LRU++
 			s.hits = append(s.hits, e)
 			s.state[e] = 'h'
 		} else {

@@ -60,6 +60,9 @@ func (c *Cache) Rejected(layer int, experts []int32) {
 			l.class.kept.cold.add(k)
 		}
 	}
+	for i := range l.class.kept.shadows {
+		l.class.kept.shadows[i].rejected(int32(layer), experts)
+	}
 	c.mu.Lock()
 	st := &c.stats.Drafts
 	st.WastedLoads += wasted

@@ -14,11 +14,12 @@ import (
 //
 // The experts of a class are of one size, so budgets are counted in experts.
 type kept struct {
-	policy Policy
-	hinted Hinted    // policy, if it takes hints, else nil
-	slots  [][]*slot // by layer and expert; nil: not here
-	n      int
-	cold   cold
+	policy  Policy
+	hinted  Hinted    // policy, if it takes hints, else nil
+	slots   [][]*slot // by layer and expert; nil: not here
+	n       int
+	cold    cold
+	shadows []shadow
 }
 
 func (k *kept) open(c *Cache, cl *class) error {
@@ -36,7 +37,10 @@ func (k *kept) open(c *Cache, cl *class) error {
 	var err error
 	k.policy, err = NewPolicy(c.opt.Policy, conf)
 	k.hinted, _ = k.policy.(Hinted)
-	return err
+	if err != nil {
+		return err
+	}
+	return k.openShadows(c, cl)
 }
 
 // peek finds an expert.
@@ -127,6 +131,7 @@ func (s *Step) enter(experts, uses []int32) {
 				k.policy.Use(Key{Layer: s.layer, Expert: e}, 0)
 			}
 		}
+		s.shade(r, int(positions), experts)
 		return
 	}
 	for _, e := range experts {
@@ -147,6 +152,7 @@ func (s *Step) enter(experts, uses []int32) {
 	if k.hinted != nil && r.scores != nil {
 		k.hinted.Scores(r.scores)
 	}
+	s.shade(r, len(r.ids)/s.c.opt.TopK, experts)
 }
 
 // claim gives a slot to load into, or nil if every slot is in use: a free one,
@@ -205,6 +211,9 @@ func (s *Step) settle() {
 	}
 	cl.kept.policy.End()
 	s.c.trim(cl, cl.size.Keep)
+	for i := range cl.kept.shadows {
+		cl.kept.shadows[i].end()
+	}
 }
 
 // trim lets go of what is above keep experts, between two batches.

@@ -95,8 +95,8 @@ func (s *Step) Guess(layer int, experts []int32) {
 	l := &c.layers[layer]
 	// A policy hears of guesses only where they always come: what it makes of them
 	// must not depend on when a governor lets them be made.
-	if h := l.class.kept.hinted; h != nil && a.governor.fixed {
-		h.Predict(layer, experts)
+	if a.governor.fixed {
+		l.class.kept.predict(layer, experts)
 	}
 	a.layer = int32(layer)
 	a.batch = a.batch[:0]

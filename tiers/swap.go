@@ -101,6 +101,9 @@ func (w *swaps) swap(c *Cache) bool {
 		return false
 	}
 	c.layers[out.Layer].vram[out.Expert] = false
+	c.mu.Lock()
+	c.stats.VRAMEvictions++
+	c.mu.Unlock()
 	if err := c.opt.Device.Replace(out, in, &chosen.fetch.Parts); err != nil {
 		w.heat = nil
 		c.notices = append(c.notices, "what is in VRAM stays there from now on: "+err.Error())
@@ -108,6 +111,9 @@ func (w *swaps) swap(c *Cache) bool {
 	}
 	chosen.class.kept.remove(in)
 	c.layers[in.Layer].vram[in.Expert] = true
+	for i := range chosen.class.kept.shadows {
+		chosen.class.kept.shadows[i].swapped(in)
+	}
 	c.release(chosen)
 	c.mu.Lock()
 	c.stats.VRAMSwaps++

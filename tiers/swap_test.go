@@ -53,7 +53,7 @@ func TestSwap(t *testing.T) {
 		t.Fatalf("%d swaps before the time", n)
 	}
 	pass(t, c, 3, 0)
-	if st := c.Stats(); st.VRAMSwaps != 1 || !slices.Equal(d.keys, []Key{{Layer: 1, Expert: 0}, {Layer: 0, Expert: 3}}) || st.Source.Loads != 3 {
+	if st := c.Stats(); st.VRAMSwaps != 1 || st.VRAMEvictions != 1 || !slices.Equal(d.keys, []Key{{Layer: 1, Expert: 0}, {Layer: 0, Expert: 3}}) || st.Source.Loads != 3 {
 		t.Fatalf("%d swaps, %v, %+v", st.VRAMSwaps, d.keys, st)
 	}
 	// It is served from VRAM now, and what left is read when it is wanted.
@@ -86,7 +86,7 @@ func TestSwap(t *testing.T) {
 		pass(t, c, 3, 0)
 	}
 	pass(t, c, 0, 0)
-	if st := c.Stats(); st.VRAMSwaps != 0 || len(c.Notices()) != 1 || st.Misses != 2 {
+	if st := c.Stats(); st.VRAMSwaps != 0 || st.VRAMEvictions != 1 || len(c.Notices()) != 1 || st.Misses != 2 {
 		t.Errorf("%+v, %q", st, c.notices)
 	}
 }

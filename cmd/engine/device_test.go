@@ -138,7 +138,7 @@ func TestDeviceTierCounters(t *testing.T) {
 		t.Skipf("needs a Vulkan driver: %v", err)
 	}
 	in.Close()
-	var last, routed int64
+	var last, routed, bare int64
 	for i, n := range []int{0, 24, 48, 96, 192} {
 		o := Options{Path: demo, Cap: 1, Threads: 1, Ctx: 64, Devices: "0", VRAM: Budget{Experts: n}, NoVRAM: n == 0}
 		e := open(t, o)
@@ -154,6 +154,13 @@ func TestDeviceTierCounters(t *testing.T) {
 		}
 		if i > 0 && (loads >= last || st.RoutedExperts != routed) {
 			t.Errorf("%d in VRAM: %d loads after %d, %d routed after %d", n, loads, last, st.RoutedExperts, routed)
+		}
+		// Without VRAM there would be the loads of the first round.
+		if i == 0 {
+			bare = loads
+		}
+		if st.Marginal.VRAM != bare-loads || st.Marginal.Pinned != 0 || st.Marginal.LRU != st.Avoided.LRU {
+			t.Errorf("%d in VRAM: %d loads, %d without it: marginal hits %+v", n, loads, bare, st.Marginal)
 		}
 		last, routed = loads, st.RoutedExperts
 	}

@@ -35,9 +35,6 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 	if gpu.Driver < 0 {
 		driver = nil
 	}
-	hits := func(h tiers.Hits) map[string]int64 {
-		return map[string]int64{"vram": h.VRAM, "pinned": h.Pinned, "lru": h.LRU}
-	}
 	var draft speculative.Report
 	if e.Drafts != nil {
 		draft = e.Drafts.Report()
@@ -52,8 +49,9 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		"emitted_tokens_total":     emitted,
 		"routed_experts_total":     c.RoutedExperts,
 		"distinct_experts_total":   c.DistinctExperts,
-		"tier_hits":                hits(c.Hits),
-		"loads_avoided":            hits(c.Avoided),
+		"tier_hits":                byTier(c.Hits, tiers.Hits{}),
+		"loads_avoided":            byTier(c.Avoided, tiers.Hits{}),
+		"marginal_hits":            byTier(c.Marginal, tiers.Hits{}),
 		"tier_misses":              c.Misses,
 		"host_loads_total":         loads,
 		"host_load_bytes":          bytes - c.PreloadBytes,
@@ -76,7 +74,7 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		"draft_wasted_loads":       c.Drafts.WastedLoads,
 		"draft_wasted_bytes":       c.Drafts.WastedBytes,
 		"draft_evictions":          c.Drafts.Evictions,
-		"evictions":                map[string]int64{"lru": c.Evictions},
+		"evictions":                map[string]int64{"vram": c.VRAMEvictions, "lru": c.Evictions},
 		"vram_swaps":               c.VRAMSwaps,
 		"vram_payload_bytes":       gpu.Payload,
 		"vram_allocated_bytes":     gpu.Allocated,
@@ -93,6 +91,11 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 	}, nil
 }
 
+// byTier is a count of each tier since before.
+func byTier(now, before tiers.Hits) map[string]int64 {
+	return map[string]int64{"vram": now.VRAM - before.VRAM, "pinned": now.Pinned - before.Pinned, "lru": now.LRU - before.LRU}
+}
+
 // decodeCounters are those counters that tell of decoding, counted from its
 // start: before are the readings made then.
 func decodeCounters(e *engine.Engine, before tiers.Stats, usage tiers.Usage) (map[string]any, error) {
@@ -105,7 +108,9 @@ func decodeCounters(e *engine.Engine, before tiers.Stats, usage tiers.Usage) (ma
 	loadsBefore, bytesBefore := before.Wanted()
 	return map[string]any{
 		"routed_experts_total": c.RoutedExperts - before.RoutedExperts,
-		"tier_hits":            map[string]int64{"vram": c.Hits.VRAM - before.Hits.VRAM, "pinned": c.Hits.Pinned - before.Hits.Pinned, "lru": c.Hits.LRU - before.Hits.LRU},
+		"tier_hits":            byTier(c.Hits, before.Hits),
+		"loads_avoided":        byTier(c.Avoided, before.Avoided),
+		"marginal_hits":        byTier(c.Marginal, before.Marginal),
 		"tier_misses":          c.Misses - before.Misses,
 		"host_loads":           loads - loadsBefore,
 		"host_load_bytes":      bytes - bytesBefore,
@@ -176,6 +181,23 @@ func experts(c, before tiers.Stats, e *engine.Engine) string {
 	}
 	fmt.Fprintf(&b, "); cap %d of %d per layer", c.Cap, e.Spec.Experts)
 	return b.String()
+}
+
+// marginal says what the tiers above the pool were worth, "" if there is none.
+func marginal(c tiers.Stats) string {
+	var of []string
+	for _, t := range []struct {
+		name             string
+		served, marginal int64
+	}{{"VRAM", c.Avoided.VRAM, c.Marginal.VRAM}, {"the pinned set", c.Avoided.Pinned, c.Marginal.Pinned}} {
+		if t.served > 0 {
+			of = append(of, fmt.Sprintf("%d without %s, which served %d", t.marginal, t.name, t.served))
+		}
+	}
+	if of == nil {
+		return ""
+	}
+	return "loads that there would have been more, at the same cap: " + strings.Join(of, "; ")
 }
 
 // prefetched says what reading ahead came to, "" if nothing was guessed.

@@ -410,6 +410,9 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 	if now := e.Cache.Stats(); now.RoutedExperts > prefill.RoutedExperts {
 		s.notice("decode %s", experts(now, prefill, e))
 	}
+	if words := marginal(e.Cache.Stats()); words != "" {
+		s.notice("%s", words)
+	}
 	if e.Drafts != nil {
 		for _, line := range e.Drafts.Report().Lines() {
 			s.notice("%s", line)
