@@ -1,9 +1,9 @@
 // The kernels of CUDA and HIP, in C: everything from typedefs on is here, so that
 // nvrtc, hiprtc and clang (with neither CUDA nor ROCm installed) compile it.
 //
-// It is compiled once without TYPE, for `quantize`, `planes` and `fetch`, and once for
+// It is compiled once without TYPE, for `quantize`, `planes` and `fetch`, once for
 // each type of weights, whose number TYPE is (internal/quant), for `rows_TYPE` and
-// `rows1_TYPE`. Exactly one of CUDA, HIP and HOST is defined; HOST is for tests,
+// `rows1_TYPE`, and once with DENSE and dense.cu behind it, for the other steps. Exactly one of CUDA, HIP and HOST is defined; HOST is for tests,
 // where each thread is a coroutine. Contraction must be off (--fmad=false,
 // -ffp-contract=off): every float operation is one rounding (docs/arithmetic.md).
 
@@ -212,7 +212,7 @@ typedef struct {
 	u32 pad;
 } Job;
 
-#ifndef TYPE
+#if !defined(TYPE) && !defined(DENSE)
 
 typedef struct {
 	const float *x; // [n]; with a gate: g
@@ -357,7 +357,7 @@ KERNEL(256) fetch(Fetch p) {
 	}
 }
 
-#else
+#elif defined(TYPE)
 
 #define F32 0
 #define F16 1

@@ -8,17 +8,21 @@ import (
 	"io"
 )
 
-// GPU is the source of the kernels of CUDA and HIP.
-//
 //go:embed gpu.cu
-var GPU string
+var products string
+
+//go:embed dense.cu
+var dense string
+
+// GPU is the source of the kernels of CUDA and HIP.
+var GPU = products + dense
 
 //go:embed ptx/*.gz
 var ptx embed.FS
 
 // PTX gives the kernels of GPU as clang made them for NVIDIA devices from sm_61
-// on, in PTX, which drivers compile: those of a type of weights by its number, or
-// with "" those that all types share.
+// on, in PTX, which drivers compile: those of a type of weights by its number,
+// with "" those that all types share, with "dense" those of the other steps.
 func PTX(name string) ([]byte, error) {
 	if name == "" {
 		name = "all"

@@ -72,8 +72,8 @@ func (c *compiler) fill(lib uintptr) bool {
 // Of others it does not say so: it ends the process.
 var known5 = []string{"gfx803", "gfx900", "gfx906", "gfx908", "gfx90a", "gfx1010", "gfx1011", "gfx1012", "gfx1030", "gfx1031", "gfx1032", "gfx1034"}
 
-// options are those of the compiler; name is "" for what all types share, else a
-// type's number.
+// options are those of the compiler; name is "" for what all types share, "dense"
+// for the steps that are no products with matrices, else a type's number.
 func (c *compiler) options(name string) []string {
 	var o []string
 	if c.d.dr.API == CUDA {
@@ -81,10 +81,18 @@ func (c *compiler) options(name string) []string {
 	} else {
 		o = []string{"--offload-arch=" + c.d.Arch, "-O3", "-ffp-contract=off", "-DHIP"}
 	}
-	if name != "" {
-		o = append(o, "-DTYPE="+name)
+	return append(o, define(name)...)
+}
+
+// define is what the kernels of a module are compiled with.
+func define(module string) []string {
+	switch module {
+	case "":
+		return nil
+	case "dense":
+		return []string{"-DDENSE"}
 	}
-	return o
+	return []string{"-DTYPE=" + module}
 }
 
 // module gives a device's module of kernels, compiled once.

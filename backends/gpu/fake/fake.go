@@ -36,13 +36,16 @@ func Build(dir string, types []quant.Type) (library string, err error) {
 		}
 		return nil
 	}
-	link := []string{"-shared", "-o", "libcuda.so.1", "fake.o", "all.o"}
+	link := []string{"-shared", "-o", "libcuda.so.1", "fake.o", "all.o", "dense.o"}
 	compile := []string{"-x", "c", "-std=gnu11", "-O1", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fcf-protection=none", "-w", "-c"} // coroutines are no frames that a check of longjmp knows
 	if err := gcc(append(compile, "fake.c", "-o", "fake.o")...); err != nil {
 		return "", err
 	}
 	compile = append(compile, "-DHOST", "-include", "host.h", "gpu.cu", "-o")
 	if err := gcc(append(compile, "all.o")...); err != nil {
+		return "", err
+	}
+	if err := gcc(append(compile, "dense.o", "-DDENSE")...); err != nil {
 		return "", err
 	}
 	for _, t := range types {

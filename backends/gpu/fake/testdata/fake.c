@@ -61,9 +61,9 @@ static char *stacks;
 static int now, threadCount;
 static unsigned place[3], grid[3];
 static jmp_buf scheduler;
-struct params64 { char b[64]; };
-static void (*entry)(struct params64);
-static struct params64 params;
+struct params { char b[256]; };
+static void (*entry)(struct params);
+static struct params given;
 
 unsigned thread(void) { return now; }
 unsigned blockX(void) { return place[0]; }
@@ -101,7 +101,7 @@ void barrier(void) {
 }
 static void body(void) {
 	for (;;) { // once for each block
-		entry(params);
+		entry(given);
 		threads[now].done = 1;
 		yield();
 	}
@@ -141,9 +141,9 @@ struct op {
 	enum { COPY, KERNEL, RECORD, WAIT } kind;
 	void *to, *from;
 	size_t size;
-	void (*f)(struct params64);
+	void (*f)(struct params);
 	unsigned grid[3], threads;
-	char args[64];
+	char args[256];
 	struct event *event;
 	struct op *next;
 };
@@ -179,7 +179,7 @@ static int run(struct stream *s, struct event *until) {
 				stacks = malloc((size_t)MOST * STACK);
 			}
 			entry = o->f;
-			memcpy(&params, o->args, sizeof params);
+			memcpy(&given, o->args, sizeof given);
 			threadCount = o->threads;
 			memcpy(grid, o->grid, sizeof grid);
 			for (place[2] = 0; place[2] < grid[2]; place[2]++)
@@ -385,16 +385,17 @@ BOTH(cuModuleUnload, hipModuleUnload, (void *m)) {
 	return 0;
 }
 
-void quantize(struct params64);
-void planes(struct params64);
-void fetch(struct params64);
+#define OTHERS(X) X(quantize) X(planes) X(fetch) X(norm) X(rope) X(store) X(attendScores) X(attendSoftmax) X(attendWeigh) X(attendSum) X(indexScores) X(choose) X(combine) X(each) X(runs) X(deltaInputs) X(deltaSteps)
+#define DECLARED(name) void name(struct params);
+OTHERS(DECLARED)
 #define TYPES(X) X(0) X(1) X(2) X(3) X(6) X(7) X(8) X(12) X(13) X(14) X(30) X(39) X(1000) X(1001) X(1002) X(1003) X(1004) X(1005) X(1006) X(1007)
 #define DECLARE(t) \
-	void rows_##t(struct params64); \
-	void rows1_##t(struct params64);
+	void rows_##t(struct params); \
+	void rows1_##t(struct params);
 TYPES(DECLARE)
+#define CALLED(name) {#name, name},
 #define NAMED(t) {"rows_" #t, rows_##t}, {"rows1_" #t, rows1_##t},
-static struct { const char *name; void (*f)(struct params64); } kernels[] = {{"quantize", quantize}, {"planes", planes}, {"fetch", fetch}, TYPES(NAMED)};
+static struct { const char *name; void (*f)(struct params); } kernels[] = {OTHERS(CALLED) TYPES(NAMED)};
 
 BOTH(cuModuleGetFunction, hipModuleGetFunction, (void **f, void *m, const char *name)) {
 	(void)m;
@@ -411,7 +412,7 @@ BOTH(cuLaunchKernel, hipModuleLaunchKernel, (void *f, unsigned x, unsigned y, un
 	if (ty != 1 || tz != 1 || shared || extra || !x || !y || !z || tx > MOST) {
 		return 1;
 	}
-	struct op o = {.kind = KERNEL, .f = (void (*)(struct params64))f, .grid = {x, y, z}, .threads = tx};
+	struct op o = {.kind = KERNEL, .f = (void (*)(struct params))f, .grid = {x, y, z}, .threads = tx};
 	memcpy(o.args, args[0], sizeof o.args);
 	return add(s, &o);
 }
