@@ -400,13 +400,23 @@ DEVICE void dots(float sum[QUERIES][8], float tile[QUERIES][DIMS], u32 *most, co
 	}
 }
 
-// ofPair is the tree of sixteen lanes that two threads have.
-DEVICE float ofPair(float lane[8]) {
+// ofPairs gives the trees of the sixteen lanes that two threads have of each query:
+// the even thread those of queries 0 and 1, the odd one those of 2 and 3.
+DEVICE void ofPairs(float tree[QUERIES / 2], float lane[QUERIES][8], u32 queries) {
+	u32 odd = thread() % 2;
 	UNROLL
-	for (u32 j = 0; j < 8; j++) {
-		lane[j] = lane[j] + acrossFloat(lane[j], 1);
+	for (u32 i = 0; i < QUERIES / 2; i++) {
+		tree[i] = 0.0f;
+		if (i < queries) { // the block agrees
+			float l[8];
+			UNROLL
+			for (u32 j = 0; j < 8; j++) {
+				float low = lane[i][j], high = lane[i + QUERIES / 2][j];
+				l[j] = (odd ? high : low) + acrossFloat(odd ? low : high, 1);
+			}
+			tree[i] = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
+		}
 	}
-	return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
 DEVICE void noLanes(float sum[QUERIES][8]) {
@@ -442,11 +452,13 @@ KERNEL(256) attendScores(Attention p) {
 	u32 most = 0;
 	dots(sum, tile, &most, p.q + query * p.k.width, queries, p.k.width, &p.k, (u64)g * p.positions + (live ? keyOf(&seen, j) : 0), live);
 	saw(p.fail, most);
+	float tree[QUERIES / 2];
+	ofPairs(tree, sum, queries);
 	UNROLL
-	for (u32 n = 0; n < QUERIES; n++) {
-		float score = ofPair(sum[n]) * p.factor;
-		if (live && n < queries && n % 2 == thread() % 2) {
-			p.score[(query + n) * p.stride + j] = score;
+	for (u32 n = 0; n < QUERIES / 2; n++) {
+		u32 mine = n + thread() % 2 * (QUERIES / 2);
+		if (live && mine < queries) {
+			p.score[(query + mine) * p.stride + j] = tree[n] * p.factor;
 		}
 	}
 }
@@ -625,9 +637,12 @@ KERNEL(256) indexScores(Index p) {
 		noLanes(sum);
 		u32 queries = p.heads - h < QUERIES ? p.heads - h : QUERIES;
 		dots(sum, tile, &most, p.q + ((u64)i * p.heads + h) * p.k.width, queries, p.k.width, &p.k, live ? k : 0, live);
+		float tree[QUERIES / 2];
+		ofPairs(tree, sum, queries);
 		UNROLL
-		for (u32 n = 0; n < QUERIES; n++) {
-			float d = ofPair(sum[n]);
+		for (u32 n = 0; n < QUERIES; n++) { // both threads add all of them
+			float other = acrossFloat(tree[n % (QUERIES / 2)], 1);
+			float d = n / (QUERIES / 2) == thread() % 2 ? tree[n % (QUERIES / 2)] : other;
 			if (n < queries && d >= toFloat(TINY)) {
 				float product = clean(p.w[(u64)i * p.heads + h + n]) * d;
 				score = score + product;

@@ -2,7 +2,7 @@ package gpu
 
 import (
 	"encoding/binary"
-	"fmt"
+	"errors"
 	"math"
 	"slices"
 	"testing"
@@ -11,7 +11,6 @@ import (
 	"sluice/backends"
 	"sluice/backends/backendtest"
 	"sluice/backends/cpu"
-	"sluice/internal/quant"
 )
 
 // The kernels of dense.cu pass the suite of backends.
@@ -298,16 +297,9 @@ func (b *stepper) MatMul(y []backends.Vec, w []backends.Linear, x backends.Vec) 
 		to := y[i].(*devVec)
 		to.SetLen(from.n)
 		if !Supports(w[i].Type) {
-			in, err := b.ref.NewVec(max(1, from.n), from.dim)
-			b.check(err)
+			in := b.onHost(from)
 			out, err := b.ref.NewVec(max(1, from.n), w[i].Rows)
 			b.check(err)
-			in.SetLen(from.n)
-			rows := make([]int32, from.n)
-			for j := range rows {
-				rows[j] = int32(j)
-			}
-			b.ref.Put(in, rows, from.floats())
 			b.ref.MatMul([]backends.Vec{out}, w[i:i+1], in)
 			b.check(b.ref.Read(to.floats(), out))
 			continue
@@ -419,9 +411,30 @@ func (b *stepper) Attend(y, q backends.Vec, kv backends.KV, layer, pos int, how 
 	b.wait()
 }
 
-// ExpertGroup is the device's Experts', tested elsewhere.
+// ExpertGroup is the CPU's: TestExperts has the device's.
 func (b *stepper) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x backends.Vec) {
-	b.t.Skip("groups of experts are tested by TestExperts")
+	to := out.(*devVec)
+	y, in := b.onHost(to), b.onHost(x.(*devVec))
+	b.ref.ExpertGroup(y, k, jobs, in)
+	var failed *backends.ActivationError
+	if err := b.ref.Read(to.floats(), y); errors.As(err, &failed) {
+		*at[uint32](b.top, 0) = b.number(failed.Step).step
+	} else {
+		b.check(err)
+	}
+}
+
+// onHost is a copy of a vector for the CPU.
+func (b *stepper) onHost(x *devVec) backends.Vec {
+	v, err := b.ref.NewVec(max(1, x.n), x.dim)
+	b.check(err)
+	v.SetLen(x.n)
+	rows := make([]int32, x.n)
+	for i := range rows {
+		rows[i] = int32(i)
+	}
+	b.ref.Put(v, rows, x.floats())
+	return v
 }
 
 func (b *stepper) Combine(x, out backends.Vec, k int, weights []float32, shared backends.Vec) {
@@ -558,6 +571,3 @@ func (b *stepper) Close() error {
 	}
 	return b.ref.Close()
 }
-
-var _ = fmt.Sprint
-var _ = quant.F32

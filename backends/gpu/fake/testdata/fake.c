@@ -54,7 +54,7 @@ enum { MOST = 256, STACK = 64 << 10 };
 static struct thread {
 	jmp_buf at;
 	ucontext_t start;
-	int begun, done, crossed, barriers;
+	int begun, done, crossed;
 } threads[MOST];
 static unsigned slots[2][MOST];
 static char *stacks;
@@ -71,59 +71,72 @@ unsigned blockY(void) { return place[1]; }
 unsigned blockZ(void) { return place[2]; }
 unsigned blocksX(void) { return grid[0]; }
 
+// yield goes on with the next thread that is not done; those that have not begun are
+// begun by the scheduler.
 static void yield(void) {
-	if (!_setjmp(threads[now].at)) {
-		_longjmp(scheduler, 1);
+	if (_setjmp(threads[now].at)) {
+		return;
+	}
+	for (int i = now + 1; i < threadCount; i++) {
+		if (!threads[i].done) {
+			if (!threads[i].begun) {
+				break;
+			}
+			now = i;
+			_longjmp(threads[i].at, 1);
+		}
+	}
+	_longjmp(scheduler, 1);
+}
+
+// A meeting is a barrier of some threads: a warp's or the block's.
+static struct meeting { int all, here, gone, times; } warps[MOST / 32], whole;
+
+static void pass(struct meeting *m) { // once all are here that are not gone
+	if (m->here > 0 && m->here + m->gone == m->all) {
+		m->here = 0;
+		m->times++;
+	}
+}
+static void meet(struct meeting *m) {
+	int times = m->times;
+	m->here++;
+	pass(m);
+	while (times == m->times) {
+		yield();
 	}
 }
 unsigned across(unsigned v, unsigned mask) {
-	int mine = threads[now].crossed, from = now & ~31, to = from + 32 < threadCount ? from + 32 : threadCount;
-	slots[mine & 1][now] = v;
-	threads[now].crossed++;
-	for (int i = from; i < to;) {
-		if (!threads[i].done && threads[i].crossed <= mine) {
-			yield();
-		} else {
-			i++;
-		}
-	}
-	return slots[mine & 1][now ^ mask];
+	unsigned *slot = slots[threads[now].crossed++ & 1];
+	slot[now] = v;
+	meet(&warps[now / 32]);
+	return slot[now ^ mask];
 }
-void barrier(void) {
-	int mine = threads[now].barriers++;
-	for (int i = 0; i < threadCount;) {
-		if (!threads[i].done && threads[i].barriers <= mine) {
-			yield();
-		} else {
-			i++;
-		}
-	}
-}
+void barrier(void) { meet(&whole); }
 static void body(void) {
 	for (;;) { // once for each block
 		entry(given);
 		threads[now].done = 1;
+		struct meeting *both[] = {&warps[now / 32], &whole};
+		for (int i = 0; i < 2; i++) {
+			both[i]->gone++;
+			pass(both[i]);
+		}
 		yield();
 	}
 }
 static void block(void) {
 	for (int i = 0; i < threadCount; i++) {
-		threads[i].done = threads[i].crossed = threads[i].barriers = 0;
+		threads[i].done = threads[i].crossed = 0;
 	}
-	for (int left = threadCount; left > 0;) {
-		left = 0;
-		for (volatile int i = 0; i < threadCount; i++) {
-			if (threads[i].done) {
-				continue;
-			}
-			left++;
+	whole = (struct meeting){threadCount};
+	for (int i = 0; i < threadCount; i += 32) {
+		warps[i / 32] = (struct meeting){threadCount - i < 32 ? threadCount - i : 32};
+	}
+	_setjmp(scheduler);
+	for (int i = 0; i < threadCount; i++) {
+		if (!threads[i].begun) { // for good: a body begins again with each block
 			now = i;
-			if (_setjmp(scheduler)) {
-				continue;
-			}
-			if (threads[i].begun) {
-				_longjmp(threads[i].at, 1);
-			}
 			threads[i].begun = 1;
 			getcontext(&threads[i].start);
 			threads[i].start.uc_stack.ss_sp = stacks + (size_t)i * STACK;
@@ -131,6 +144,12 @@ static void block(void) {
 			threads[i].start.uc_link = 0;
 			makecontext(&threads[i].start, body, 0);
 			setcontext(&threads[i].start);
+		}
+	}
+	for (int i = 0; i < threadCount; i++) {
+		if (!threads[i].done) {
+			now = i;
+			_longjmp(threads[i].at, 1);
 		}
 	}
 }
