@@ -2,7 +2,7 @@
 # make demo     builds it and runs the demo model on a prompt
 # make test     runs every test
 # make generate writes the assembly of backends/cpu from its generator
-# make ptx      writes the PTX of shaders/gpu.cu, with clang
+# make ptx      writes the PTX of shaders/gpu.cu and dense.cu, with clang
 # make bench-cpu how fast rows of each format are multiplied, beside the rate of reading
 # make check    format, vet, staticcheck, race, fuzz smoke, builds for other platforms
 
@@ -108,14 +108,14 @@ shaders:
 # The kernels of CUDA and HIP: PTX of each type of weights, for drivers without a
 # compiler beside them. Clang needs no CUDA for it.
 CLANG    ?= clang-19
-GPUTYPES := 0 1 2 3 6 7 8 12 13 14 30 39 1000 1001 1002 1003 1004 1005 1006 1007
+GPUTYPES := 0 1 2 3 6 7 8 12 13 14 20 30 39 1000 1001 1002 1003 1004 1005 1006 1007
 PTX      ?= shaders/ptx
 CUDA     := -x cuda --cuda-gpu-arch=sm_61 --cuda-device-only -nocudainc -nocudalib -Xclang -target-feature -Xclang +ptx63
 
 .PHONY: ptx
 ptx:
 	@mkdir -p $(PTX)
-	@for t in all $(GPUTYPES); do \
-		def=; test $$t = all || def=-DTYPE=$$t; \
-		$(CLANG) $(CUDA) -O3 -ffp-contract=off -DCUDA $$def -S -o - shaders/gpu.cu | grep -v '^//' | gzip -n9 > $(PTX)/$$t.ptx.gz || exit 1; \
+	@for t in all dense $(GPUTYPES); do \
+		case $$t in all) def=;; dense) def=-DDENSE;; *) def=-DTYPE=$$t;; esac; \
+		cat shaders/gpu.cu shaders/dense.cu | $(CLANG) $(CUDA) -O3 -ffp-contract=off -DCUDA $$def -S -o - - | grep -v '^//' | gzip -n9 > $(PTX)/$$t.ptx.gz || exit 1; \
 	done

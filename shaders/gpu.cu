@@ -3,9 +3,10 @@
 //
 // It is compiled once without TYPE, for `quantize`, `planes` and `fetch`, once for
 // each type of weights, whose number TYPE is (internal/quant), for `rows_TYPE` and
-// `rows1_TYPE`, and once with DENSE and dense.cu behind it, for the other steps. Exactly one of CUDA, HIP and HOST is defined; HOST is for tests,
-// where each thread is a coroutine. Contraction must be off (--fmad=false,
-// -ffp-contract=off): every float operation is one rounding (docs/arithmetic.md).
+// `rows1_TYPE`, and once with DENSE and dense.cu behind it, for the other steps.
+// Exactly one of CUDA, HIP and HOST is defined; HOST is for tests, where each thread
+// is a coroutine. Contraction must be off (--fmad=false, -ffp-contract=off): every
+// float operation is one rounding (docs/arithmetic.md).
 
 typedef unsigned char u8;
 typedef signed char i8;
@@ -369,6 +370,7 @@ KERNEL(256) fetch(Fetch p) {
 #define Q4_K 12
 #define Q5_K 13
 #define Q6_K 14
+#define IQ4_NL 20
 #define BF16 30
 #define MXFP4 39
 #define F8_128 1000
@@ -516,6 +518,28 @@ DEVICE u32 doubles(u32 q, u32 other) {
 		r |= (((n & 8u) ? 0u - v : v) & 0xffu) << (8 * i);
 	}
 	return r;
+#endif
+}
+
+// tableNL turns the eight codes of IQ4_NL in q into values of its table, in the order
+// of their nibbles.
+DEVICE void tableNL(u32 c[2], u32 q) {
+#if defined(CUDA)
+	UNROLL
+	for (u32 i = 0; i < 2; i++) {
+		u32 n = q >> (16 * i), below = permute(0xbfad9881u, 0xf6eaddcfu, n & 0x7777u), above = permute(0x26190d01u, 0x71594535u, n & 0x7777u);
+		c[i] = permute(below, above, 0x3210u | ((n & 0x8888u) >> 1));
+	}
+#else
+	UNROLL
+	for (u32 i = 0; i < 2; i++) {
+		c[i] = 0;
+		UNROLL
+		for (u32 j = 0; j < 4; j++) {
+			u32 n = (q >> (16 * i + 4 * j)) & 15u, low = n & 4u ? 0xf6eaddcfu : 0xbfad9881u, high = n & 4u ? 0x71594535u : 0x26190d01u;
+			c[i] |= (((n & 8u ? high : low) >> (8 * (n & 3u))) & 0xffu) << (8 * j);
+		}
+	}
 #endif
 }
 
@@ -792,14 +816,15 @@ DEVICE void rowsOf(const Rows *p, const u32 P) {
 #endif
 #if TYPE == MXFP4
 #define SCALE 1
-#elif TYPE == Q4_0 || TYPE == Q5_0 || TYPE == Q8_0 || TYPE == INT4_32 || TYPE == INT4_128
+#elif TYPE == Q4_0 || TYPE == Q5_0 || TYPE == Q8_0 || TYPE == IQ4_NL || TYPE == INT4_32 || TYPE == INT4_128
 #define SCALE 2
 #else
 #define SCALE 4
 #endif
 #define FIFTH (TYPE == Q5_0 || TYPE == Q5_1)
 // HIGH says that codes of the second run are high nibbles where they lie.
-#define HIGH (CODES == 16 && TYPE != MXFP4 && !FIFTH)
+#define PAIR (TYPE == MXFP4 || TYPE == IQ4_NL)
+#define HIGH (CODES == 16 && !PAIR && !FIFTH)
 #if TYPE == Q5_0
 #define OFFSET 16
 #elif HIGH && TYPE != Q4_1
@@ -843,7 +868,7 @@ DEVICE void unitsAt(Raw raw[U][R], const u8 *w, u32 rows, u32 units, u32 row0, u
 	}
 }
 
-// A Unit is 32 weights: two runs of 16 codes, less OFFSET each. Codes of MXFP4 lie as
+// A Unit is 32 weights: two runs of 16 codes, less OFFSET each. With PAIR they lie as
 // the quantizer lays those of activations with `pair`.
 typedef struct {
 	u32 c[8];
@@ -861,6 +886,8 @@ DEVICE void unpack(Unit *u, const Raw *raw) {
 		u32 other = q ^ 0x88888888u;
 		u->c[2 * i] = doubles(q, other);
 		u->c[2 * i + 1] = doubles(q >> 16, other >> 16);
+#elif TYPE == IQ4_NL
+		tableNL(&u->c[2 * i], q);
 #elif FIFTH
 		u->c[i] = (q & NIBBLES) | spread((raw->fifth >> (4 * i)) & 15u);
 		u->c[i + 4] = ((q >> 4) & NIBBLES) | spread((raw->fifth >> (4 * i + 16)) & 15u);

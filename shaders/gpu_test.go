@@ -2,7 +2,6 @@ package shaders
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,14 +10,30 @@ import (
 	"testing"
 )
 
-// types of weights that gpu.cu has rows of, by number.
-var types = []string{"0", "1", "2", "3", "6", "7", "8", "12", "13", "14", "30", "39", "1000", "1001", "1002", "1003", "1004", "1005", "1006", "1007"}
+// modules are what the kernels are compiled as: what all types share, the dense steps,
+// and rows of each type of weights, by number.
+var modules = []string{"", "dense", "0", "1", "2", "3", "6", "7", "8", "12", "13", "14", "20", "30", "39", "1000", "1001", "1002", "1003", "1004", "1005", "1006", "1007"}
+
+// kernels are those of a module.
+func kernels(module string) []string {
+	switch module {
+	case "":
+		return []string{"quantize", "planes", "fetch"}
+	case "dense":
+		var all []string
+		for _, m := range regexp.MustCompile(`(?m)^KERNEL\(\d+\) (\w+)\(`).FindAllStringSubmatch(dense, -1) {
+			all = append(all, m[1])
+		}
+		return all
+	}
+	return []string{"rows_" + module, "rows1_" + module}
+}
 
 // Every float operation of the PTX is one rounding to nearest, and nothing is fused,
 // approximated or flushed.
 func TestPTX(t *testing.T) {
 	float := regexp.MustCompile(`^\s+(@!?%p\d+ )?([a-z0-9]+)(\.[a-z0-9.:]*)?\s`)
-	for _, name := range append([]string{""}, types...) {
+	for _, name := range modules {
 		text, err := PTX(name)
 		if err != nil {
 			t.Fatal(err)
@@ -44,11 +59,7 @@ func TestPTX(t *testing.T) {
 		if ops == 0 {
 			t.Errorf("PTX of %q computes with no floats: is it read right?", name)
 		}
-		kernels := []string{"quantize", "planes", "fetch"}
-		if name != "" {
-			kernels = []string{"rows_" + name, "rows1_" + name}
-		}
-		for _, k := range kernels {
+		for _, k := range kernels(name) {
 			if !strings.Contains(string(text), ".entry "+k+"(") {
 				t.Errorf("PTX of %q has no kernel %s", name, k)
 			}
@@ -68,28 +79,37 @@ func TestAMD(t *testing.T) {
 	}
 	dir := t.TempDir()
 	for arch, dot := range map[string]string{"gfx906": "v_dot4", "gfx942": "v_dot4", "gfx1030": "v_dot4", "gfx1100": "v_dot4", "gfx1201": "v_dot4"} {
-		for i, name := range append([]string{""}, types...) {
+		for i, name := range modules {
 			if testing.Short() && i%5 != 0 {
 				continue
 			}
 			args := []string{"-x", "hip", "--offload-arch=" + arch, "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-O3", "-ffp-contract=off", "-mcode-object-version=4", "-DHIP", "-Wall", "-Wno-unused-function"}
-			if name != "" {
+			switch name {
+			case "":
+			case "dense":
+				args = append(args, "-DDENSE")
+			default:
 				args = append(args, "-DTYPE="+name)
 			}
 			object := filepath.Join(dir, "k.co")
-			if name == "39" || name == "12" { // and look at the code
-				text, err := exec.Command(clang, append(args, "-S", "-o", "-", "gpu.cu")...).CombinedOutput()
+			compile := func(more ...string) *exec.Cmd {
+				c := exec.Command(clang, append(args, append(more, "-")...)...)
+				c.Stdin = strings.NewReader(GPU)
+				return c
+			}
+			if name == "39" || name == "12" || name == "dense" { // and look at the code
+				text, err := compile("-S", "-o", "-").CombinedOutput()
 				if err != nil {
 					t.Fatalf("%s, %q: %v\n%s", arch, name, err, text)
 				}
-				if !bytes.Contains(text, []byte(dot)) {
+				if name != "dense" && !bytes.Contains(text, []byte(dot)) {
 					t.Errorf("%s, %q: no %s", arch, name, dot)
 				}
 				if fused := regexp.MustCompile(`(?m)^\s+v_(pk_)?(fma|mad|fmac|mac|fmaak|fmamk)_(legacy_)?f32.*`).Find(text); fused != nil {
 					t.Errorf("%s, %q: %s", arch, name, fused)
 				}
 			}
-			out, err := exec.Command(clang, append(args, "-o", object, "gpu.cu")...).CombinedOutput()
+			out, err := compile("-o", object).CombinedOutput()
 			if err != nil || len(out) > 0 {
 				t.Fatalf("%s, %q: %v\n%s", arch, name, err, out)
 			}
@@ -97,8 +117,10 @@ func TestAMD(t *testing.T) {
 			if err != nil || !bytes.HasPrefix(b, []byte("\x7fELF")) {
 				t.Fatalf("%s, %q: no code object: %v", arch, name, err)
 			}
-			if want := fmt.Sprint("rows1_", name); name != "" && !bytes.Contains(b, []byte(want)) {
-				t.Errorf("%s, %q: no kernel %s", arch, name, want)
+			for _, k := range kernels(name) {
+				if !bytes.Contains(b, []byte(k)) {
+					t.Errorf("%s, %q: no kernel %s", arch, name, k)
+				}
 			}
 		}
 	}

@@ -50,7 +50,7 @@ const (
 // types are the formats whose rows the kernels multiply.
 var types = []quant.Type{
 	quant.F32, quant.F16, quant.BF16, quant.F8_128,
-	quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q4_K, quant.Q5_K, quant.Q6_K, quant.MXFP4,
+	quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q4_K, quant.Q5_K, quant.Q6_K, quant.IQ4_NL, quant.MXFP4,
 	quant.INT4_32, quant.INT4_128, quant.INT4F_32, quant.INT4F_64, quant.INT4F_128, quant.INT8F_32, quant.INT8F_128,
 }
 
@@ -67,7 +67,7 @@ type field struct{ offset, size int }
 // nil if its blocks are aligned as they are.
 func planesOf(t quant.Type) []field {
 	switch t {
-	case quant.Q4_0, quant.INT4_32:
+	case quant.Q4_0, quant.IQ4_NL, quant.INT4_32:
 		return []field{{2, 16}, {0, 2}}
 	case quant.Q4_1, quant.INT4F_32:
 		return []field{{4, 16}, {0, 4}}
@@ -157,7 +157,7 @@ func (d *Device) quantize(t quant.Type, f form, x, u, top uint64, n int, gate ui
 		return err
 	}
 	p := quantizeParams{x: x, u: u, code: f.code, scale: f.scale, sum: f.sum, top: top, n: uint32(n), block: uint32(t.ActBlock()), gate: gate}
-	if t == quant.MXFP4 {
+	if pairs(t) {
 		p.pair = 1
 	}
 	return launch(d, d.kernels, k, [3]int{(n + quantizeSize - 1) / quantizeSize, 1, 1}, 64, p)
@@ -165,8 +165,11 @@ func (d *Device) quantize(t quant.Type, f form, x, u, top uint64, n int, gate ui
 
 // alike says that rows of two types multiply the same form of a vector.
 func alike(a, b quant.Type) bool {
-	return a.ActBlock() == b.ActBlock() && (a == quant.MXFP4) == (b == quant.MXFP4)
+	return a.ActBlock() == b.ActBlock() && pairs(a) == pairs(b)
 }
+
+// pairs says that rows of a type want codes of activations as its nibbles lie.
+func pairs(t quant.Type) bool { return t == quant.MXFP4 || t == quant.IQ4_NL }
 
 // A form is a batch of vectors as rows meet them, in device memory.
 type form struct {
