@@ -58,6 +58,8 @@ type functions struct {
 	module, endModule, function, launch, occupancy                    fn
 	beginCapture, endCapture, instantiate, launchGraph                fn
 	endGraph, endProgram                                              fn
+	reaches, reach, unreach, copyAcross                               fn // between devices
+	share, open, unshare                                              fn // memory between processes
 }
 
 // A symbol is a function by its names in CUDA and in HIP; several names are of
@@ -109,6 +111,13 @@ func (f *functions) symbols() []symbol {
 		{&f.launchGraph, "cuGraphLaunch", "hipGraphLaunch"},
 		{&f.endGraph, "cuGraphDestroy", "hipGraphDestroy"},
 		{&f.endProgram, "cuGraphExecDestroy", "hipGraphExecDestroy"},
+		{&f.reaches, "cuDeviceCanAccessPeer", "hipDeviceCanAccessPeer"},
+		{&f.reach, "cuCtxEnablePeerAccess", "hipDeviceEnablePeerAccess"},
+		{&f.unreach, "cuCtxDisablePeerAccess", "hipDeviceDisablePeerAccess"},
+		{&f.copyAcross, "cuMemcpyPeerAsync", "hipMemcpyPeerAsync"},
+		{&f.share, "cuIpcGetMemHandle", "hipIpcGetMemHandle"},
+		{&f.open, "cuIpcOpenMemHandle_v2 cuIpcOpenMemHandle", "hipIpcOpenMemHandle"},
+		{&f.unshare, "cuIpcCloseMemHandle", "hipIpcCloseMemHandle"},
 	}
 }
 

@@ -33,11 +33,12 @@ type Device struct {
 	funcs    map[string]function
 	compiler *compiler
 	buffers  map[*buffer]bool
-	lost     error // of the device, once it is known
-	before   int64 // bytes in use when it was opened
-	recorded int64 // graphs
-	launches int64 // of kernels and graphs
-	unpinned int64 // staging buffers that could not be pinned
+	reached  []uintptr // devices whose memory this one writes
+	lost     error     // of the device, once it is known
+	before   int64     // bytes in use when it was opened
+	recorded int64     // graphs
+	launches int64     // of kernels and graphs
+	unpinned int64     // staging buffers that could not be pinned
 }
 
 type function struct {
@@ -87,12 +88,16 @@ func (d *Device) open() error {
 // until it calls what this returns.
 func (d *Device) enter() (leave func()) {
 	runtime.LockOSThread()
-	which := d.context
-	if d.dr.API == HIP {
-		which = uintptr(d.Index)
-	}
-	d.note(d.dr.check("current device", d.dr.f.current.call(which)))
+	d.note(d.dr.check("current device", d.dr.f.current.call(d.self())))
 	return runtime.UnlockOSThread
+}
+
+// self is how calls name the device: by its context or its number.
+func (d *Device) self() uintptr {
+	if d.dr.API == HIP {
+		return uintptr(d.Index)
+	}
+	return d.context
 }
 
 // note remembers the loss of the device, after which nothing is asked of it.
@@ -121,6 +126,9 @@ func (d *Device) Close() error {
 	for b := range d.buffers {
 		d.drop(b)
 	}
+	for _, other := range d.reached {
+		f.unreach.call(other)
+	}
 	for _, m := range d.modules {
 		f.endModule.call(m)
 	}
@@ -134,7 +142,7 @@ func (d *Device) Close() error {
 		f.letGo.call(d.handle)
 		d.context = 0
 	}
-	d.kernels, d.copies, d.compiler, d.modules, d.funcs = 0, 0, nil, nil, nil
+	d.kernels, d.copies, d.compiler, d.modules, d.funcs, d.reached = 0, 0, nil, nil, nil, nil
 	return err
 }
 

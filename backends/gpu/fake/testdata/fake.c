@@ -263,18 +263,52 @@ BOTH(cuDeviceTotalMem_v2, hipDeviceTotalMem, (size_t *n, int d)) {
 	*n = total;
 	return 0;
 }
+enum { DEVICES = 8 };
+static char contexts[DEVICES];
+static int currentDevice, reaching[DEVICES][DEVICES], apart;
 int cuDevicePrimaryCtxRetain(void **c, int d) {
-	(void)d;
 	FAIL("context");
-	*c = &live;
+	*c = &contexts[d];
 	return 0;
 }
 int cuDevicePrimaryCtxRelease_v2(int d) {
 	(void)d;
 	return 0;
 }
-int cuCtxSetCurrent(void *c) { return c == &live ? 0 : 201; }
-int hipSetDevice(int d) { return d < devices ? 0 : 101; }
+int hipSetDevice(int d) {
+	if (d < 0 || d >= devices) {
+		return 101;
+	}
+	currentDevice = d;
+	return 0;
+}
+int cuCtxSetCurrent(char *c) { return hipSetDevice(c - contexts) ? 201 : 0; }
+
+// Devices reach each other unless fakeApart was told that they do not.
+void fakeApart(int yes) { apart = yes; }
+BOTH(cuDeviceCanAccessPeer, hipDeviceCanAccessPeer, (int *can, int d, int other)) {
+	FAIL("reaches");
+	*can = d != other && !apart;
+	return 0;
+}
+static int reach(int other, int yes) {
+	if (other < 0 || other >= devices || apart) {
+		return 217;
+	}
+	if (reaching[currentDevice][other] == yes) {
+		return yes ? 704 : 705;
+	}
+	reaching[currentDevice][other] = yes;
+	live += yes ? 1 : -1;
+	return 0;
+}
+int hipDeviceEnablePeerAccess(int other, unsigned flags) {
+	FAIL("reach");
+	return reach(other, 1);
+}
+int cuCtxEnablePeerAccess(char *c, unsigned flags) { return hipDeviceEnablePeerAccess(c - contexts, flags); }
+int hipDeviceDisablePeerAccess(int other) { return reach(other, 0); }
+int cuCtxDisablePeerAccess(char *c) { return reach(c - contexts, 0); }
 
 struct block { size_t size; int host; };
 static int take(void **p, size_t n, int host) {
@@ -335,6 +369,38 @@ BOTH(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync, (void *to, void *from, size_t n, 
 }
 BOTH(cuMemcpyDtoDAsync_v2, hipMemcpyDtoDAsync, (void *to, void *from, size_t n, struct stream *s)) {
 	return add(s, &(struct op){.kind = COPY, .to = to, .from = from, .size = n});
+}
+int hipMemcpyPeerAsync(void *to, int toDevice, void *from, int fromDevice, size_t n, struct stream *s) {
+	FAIL("copy");
+	if (!reaching[fromDevice][toDevice]) {
+		return 217;
+	}
+	return add(s, &(struct op){.kind = COPY, .to = to, .from = from, .size = n});
+}
+int cuMemcpyPeerAsync(void *to, char *toContext, void *from, char *fromContext, size_t n, struct stream *s) {
+	return hipMemcpyPeerAsync(to, toContext - contexts, from, fromContext - contexts, n, s);
+}
+
+// A handle of memory is its address, behind a word that says so.
+struct handle { char b[64]; };
+BOTH(cuIpcGetMemHandle, hipIpcGetMemHandle, (struct handle *h, void *p)) {
+	FAIL("share");
+	memcpy(h->b, "memory: ", 8);
+	memcpy(h->b + 56, &p, sizeof p);
+	return 0;
+}
+BOTH(cuIpcOpenMemHandle_v2, hipIpcOpenMemHandle, (void **p, struct handle h, unsigned flags)) {
+	if (memcmp(h.b, "memory: ", 8) != 0 || flags != 1) {
+		return 1;
+	}
+	memcpy(p, h.b + 56, sizeof *p);
+	live++;
+	return 0;
+}
+BOTH(cuIpcCloseMemHandle, hipIpcCloseMemHandle, (void *p)) {
+	(void)p;
+	live--;
+	return 0;
 }
 BOTH(cuStreamCreate, hipStreamCreateWithFlags, (struct stream **s, unsigned flags)) {
 	(void)flags;
