@@ -105,7 +105,7 @@ func TestFamiliesRefuse(t *testing.T) {
 		value     any // nil: without the key
 		want      string
 	}{
-		{"mixtral", "llama.expert_count", nil, "only the llama models with experts (Mixtral)"},
+		{"mixtral", "llama.expert_count", nil, "the file has experts (blk.0.ffn_gate_exps.weight), but by its metadata (llama.expert_count) there are none"},
 		{"mixtral", "llama.feed_forward_length", nil, "llama.feed_forward_length"},
 		{"olmoe", "olmoe.attention.clamp_kqv", float32(8), "clamp_kqv"},
 		{"olmoe", "olmoe.expert_group_count", uint32(2), "group-limited routing"},

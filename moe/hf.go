@@ -256,6 +256,10 @@ func (l *loader) derived(key string) (uint64, bool) {
 // fullAttention refuses a model some of whose layers see a window of keys alone,
 // for a page that does not.
 func (l *loader) fullAttention() {
+	if windows, _ := l.file.Meta.Bool(hfPrefix + "use_sliding_window"); windows {
+		l.fail("some layers see a window of keys (use_sliding_window), only full attention is supported for this family")
+		return
+	}
 	kinds, _ := l.file.Meta.Strings(hfPrefix + "layer_types")
 	for i, kind := range kinds {
 		if kind != "full_attention" {

@@ -229,7 +229,7 @@ func (l *loader) shaped(name string, dims ...int) (tiers.Tensor, bool) {
 				return t, false
 			}
 		}
-		l.fail("the file has no tensor %s: it is incomplete or another variant of the architecture", strings.Join(l.candidates(name), ", or "))
+		l.missing(name)
 		return t, false
 	}
 	name = t.Name
@@ -258,6 +258,11 @@ func (l *loader) shaped(name string, dims ...int) (tiers.Tensor, bool) {
 		return t, false
 	}
 	return t, true
+}
+
+// missing fails for a tensor that the file does not have.
+func (l *loader) missing(name string) {
+	l.fail("the file has no tensor %s: it is incomplete or another variant of the architecture", strings.Join(l.candidates(name), ", or "))
 }
 
 // matrix is a resident weight [rows, cols].

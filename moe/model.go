@@ -156,10 +156,12 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 	for _, width := range spec.vectors {
 		s.vec = append(s.vec, vec(n, width))
 	}
-	s.scores = vec(n, spec.Experts)
-	s.out, s.shared = vec(n*spec.TopK, spec.Hidden), vec(n, spec.Hidden)
-	s.guess.x, s.guess.h, s.guess.none = vec(1, spec.Hidden), vec(1, spec.Hidden), vec(1, spec.Hidden)
-	s.guess.scores, s.guess.share = vec(1, spec.Experts), make([]float32, spec.TopK)
+	s.shared = vec(n, spec.Hidden)
+	if spec.Experts > 0 {
+		s.scores, s.out = vec(n, spec.Experts), vec(n*spec.TopK, spec.Hidden)
+		s.guess.x, s.guess.h, s.guess.none = vec(1, spec.Hidden), vec(1, spec.Hidden), vec(1, spec.Hidden)
+		s.guess.scores, s.guess.share = vec(1, spec.Experts), make([]float32, spec.TopK)
+	}
 	s.last, s.logits = vec(headRows, spec.Hidden), vec(headRows, spec.Vocab)
 	if cfg.Drafts > 0 {
 		s.drafts.init(vec, n, spec)

@@ -76,10 +76,14 @@ func (w *layerRoutes) row(p, k int) ([]int32, []bool) {
 // of the sequence show it: distinct experts of all n by those of one, and of
 // those that were in no tier alike (n where none was missed: then they cost
 // nothing). ok is false if so many positions are not remembered; n is 1 to 1+MostDrafts.
+// A model without experts uses for n positions what it uses for one.
 func (m *Model) Unions(n int) (experts, missed float64, ok bool) {
 	r := &m.s.routes
-	if n < 1 || n > r.to-r.from || len(r.layers) == 0 {
+	if n < 1 || n > r.to-r.from {
 		return 0, 0, false
+	}
+	if len(r.layers) == 0 {
+		return 1, 1, true
 	}
 	var distinct, distinctMissed, misses int
 	for i := range r.layers {

@@ -24,7 +24,7 @@ type Spec struct {
 	RopeDims      int
 	FF            int // width of the dense feed-forward, 0: none
 	ExpertFF      int // width of a routed expert
-	Experts       int // routed experts of a layer
+	Experts       int // routed experts of a layer; 0: the model is dense, and has no TopK, no Roles
 	TopK          int // chosen for each token
 	SharedExperts int // of a layer; they are one feed-forward
 	SharedFF      int // its width, 0: none
@@ -109,15 +109,19 @@ func families() []family {
 		{arch: "dots1", hf: []string{"dots1"}, open: openDots1},
 		{arch: "ernie4_5-moe", hf: []string{"ernie4_5_moe"}, hfNames: ernieNaming(), open: openErnie},
 		{arch: "glm-dsa", hf: []string{"glm_moe_dsa"}, hfNames: deepseekNaming(), open: openGLMDSA},
+		{arch: "glm4", hf: []string{"glm4"}, hfNames: glm4Naming(), open: openDenseGLM4},
 		{arch: "glm4moe", hf: []string{"glm4_moe"}, open: openGLM4},
 		{arch: "gpt-oss", hf: []string{"gpt_oss"}, hfNames: gptOSSNaming(), open: openGPTOSS},
 		{arch: "granitemoe", hf: []string{"granitemoe", "granitemoeshared"}, hfNames: graniteNaming(), open: openGranite},
 		{arch: "hunyuan-moe", hf: []string{"hunyuan_v1_moe"}, hfNames: hunyuanNaming(), open: openHunyuan},
+		{arch: "llama", hf: []string{"llama", "mistral"}, open: openLlama}, // of GGUF Mixtral too
 		{arch: "llama", hf: []string{"mixtral"}, hfNames: mixtralNaming(), open: openMixtral},
 		{arch: "llama4", hf: []string{"llama4"}, hfNames: llama4Naming(), open: openLlama4},
 		{arch: "minimax-m2", hf: []string{"minimax_m2"}, hfNames: minimaxNaming(), open: openMinimax},
 		{arch: "olmoe", hf: []string{"olmoe"}, hfNames: olmoeNaming(), open: openOlmoe},
+		{arch: "qwen2", hf: []string{"qwen2"}, open: openDenseQwen2},
 		{arch: "qwen2moe", hf: []string{"qwen2_moe"}, hfNames: qwen2Naming(), open: openQwen2},
+		{arch: "qwen3", hf: []string{"qwen3"}, open: openDenseQwen3},
 		{arch: "qwen35moe", hf: []string{"qwen3_5_moe"}, hfNames: qwen3NextNaming(), open: openQwen35},
 		{arch: "qwen3moe", hf: []string{"qwen3_moe"}, open: openQwen3},
 		{arch: "qwen3next", hf: []string{"qwen3_next"}, hfNames: qwen3NextNaming(), open: openQwen3Next},
@@ -139,6 +143,7 @@ func (e *UnsupportedError) Error() string {
 			have = append(have, f.arch)
 		}
 	}
+	have = slices.Compact(have)
 	return fmt.Sprintf("moe: architecture %q is not supported; supported are %s", e.Arch, strings.Join(have, ", "))
 }
 
@@ -217,7 +222,7 @@ func open(l *loader, s *Spec, positions int) weights {
 	}
 	s.Layers -= s.Nextn
 	if act, ok := l.file.Meta.String(hfPrefix + "hidden_act"); l.hf && ok && act != "silu" && act != "swish" {
-		l.fail("config.hidden_act is %q: experts with another activation than silu are not supported", act)
+		l.fail("config.hidden_act is %q: feed-forwards with another activation than silu are not supported", act)
 	}
 	s.Hidden = l.need("embedding_length", maxDim)
 	s.Ctx = l.need("context_length", maxCtx)
@@ -228,10 +233,10 @@ func open(l *loader, s *Spec, positions int) weights {
 	w.eps = l.epsilon()
 	w.embed = l.matrix("token_embd.weight", s.Vocab, s.Hidden)
 	w.norm = l.vector("output_norm.weight", s.Hidden)
-	if l.has("output.weight") {
-		w.head = l.linear("output", s.Vocab, s.Hidden)
+	if l.tied() {
+		w.head = backends.Linear{Matrix: w.embed}
 	} else {
-		w.head = backends.Linear{Matrix: w.embed} // tied
+		w.head = l.linear("output", s.Vocab, s.Hidden)
 	}
 	if l.err == nil {
 		w.layers = s.fam.open(l, s, positions)
@@ -240,6 +245,17 @@ func open(l *loader, s *Spec, positions int) weights {
 		w.nextn = append(w.nextn, s.nextn(l, i, &w))
 	}
 	return w
+}
+
+// tied says whether the head is the embedding: what a config.json says, and where
+// nothing does, that the file has no head. A file may have one that is not used.
+func (l *loader) tied() bool {
+	if l.hf {
+		if tied, ok := l.file.Meta.Bool(hfPrefix + "tie_word_embeddings"); ok {
+			return tied
+		}
+	}
+	return !l.has("output.weight")
 }
 
 // vocabulary is the number of tokens: the rows of the embedding, which the

@@ -66,12 +66,15 @@ func (s *state) warm(layers layers, spec *Spec, resident Weights, cfg Config) er
 		return err
 	}
 	narrow.SetLen(n)
-	out, err := s.be.NewVec(n*spec.TopK, 1)
+	out, err := s.be.NewVec(n*max(1, spec.TopK), 1)
 	if err != nil {
 		return err
 	}
-	out.SetLen(n * spec.TopK)
-	rows := s.rows[:n*spec.TopK]
+	rows := s.rows
+	if spec.TopK == 0 {
+		rows = s.everyRow
+	}
+	out.SetLen(len(rows))
 	for i := range rows {
 		rows[i] = int32(i)
 	}
@@ -165,8 +168,12 @@ func feedForwards(spec *Spec, cfg Config) []feedForward {
 			ff     int
 		}{{"", spec.FF}, {"_shexp", spec.SharedFF}} {
 			name := func(part string) string { return fmt.Sprintf("blk.%d.ffn_%s%s.weight", l, part, dense.suffix) }
-			if names.has(name("gate")) && dense.ff > 0 { // Describe has seen the other two
-				add(feedForward{[3]quant.Type{typeOf(name("gate")), typeOf(name("up")), typeOf(name("down"))}, dense.ff, false})
+			gate, up := name("gate"), name("up")
+			if !names.has(gate) && names.has(up+"[0/2]") { // one matrix
+				gate, up = up+"[0/2]", up+"[1/2]"
+			}
+			if names.has(gate) && dense.ff > 0 { // Describe has seen the other two
+				add(feedForward{[3]quant.Type{typeOf(gate), typeOf(up), typeOf(name("down"))}, dense.ff, false})
 			}
 		}
 	}
