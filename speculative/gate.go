@@ -434,7 +434,7 @@ func (g *gate) reason() string {
 		return fmt.Sprintf("draft off (expected gain %.2f over %d proposals is too near 1: cost %.2f, yield %.2f tokens at depth %d)", gain, g.pool.n, g.price(k), y, k)
 	}
 	bound := "I/O-bound"
-	if io < f/2 {
+	if io <= f/2 { // both are 0 where nothing is routed
 		bound = "compute-bound"
 	}
 	return fmt.Sprintf("draft off: %s (cost %.2f >= yield %.2f tokens at depth %d; I/O share %.2f, union %.2f, acceptance %.2f); override with --draft-force",

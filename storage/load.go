@@ -241,7 +241,8 @@ const (
 	nearBest = 0.97
 )
 
-// chunkBytes is the mean size of an expert's reads, in whole blocks, bounded.
+// chunkBytes is the mean size of an expert's reads, in whole blocks, bounded; the
+// bound where there are no experts.
 func (s *Reader) chunkBytes() int64 {
 	align := max(s.align, slotAlign)
 	var sum, n int64
@@ -249,6 +250,9 @@ func (s *Reader) chunkBytes() int64 {
 	for _, l := range s.layers {
 		sum += l.layout(&st, 0, align)
 		n += int64(st.n)
+	}
+	if n == 0 {
+		return maxChunk
 	}
 	return (max(minChunk, min(sum/n, maxChunk)) + align - 1) &^ (align - 1)
 }

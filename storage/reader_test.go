@@ -630,6 +630,32 @@ func TestLoad(t *testing.T) {
 	})
 }
 
+// A model without experts is loaded all the same.
+func TestLoadDense(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode Mode) {
+		m := newExpertModel(t, 31)
+		m.layers = nil
+		src := m.source(t, SourceOptions{Mode: mode})
+		arena, err := offheap.Alloc(src.ResidentBytes(m.Tensors))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer offheap.Free(arena)
+		data, _, err := src.Load(context.Background(), arena, m.Tensors)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, tn := range m.Tensors {
+			if !bytes.Equal(data[i], m.data[tn.File][tn.Off:tn.Off+tn.Bytes]) {
+				t.Errorf("tensor %s has other bytes", tn.Name)
+			}
+		}
+		if err := src.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A Load that fails or is cancelled leaves nothing under way, and says where.
 func TestLoadFails(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode Mode) {

@@ -31,8 +31,8 @@ const (
 	maxDepth    = 4096
 )
 
-// Source makes a reader of the model with the experts of the layers. The model
-// must stay open until the reader is closed.
+// Source makes a reader of the model with the experts of the layers; without
+// layers it has Load alone to do. The model must stay open until the reader is closed.
 //
 // Where another mode than the wished one, or reads through the page cache, have
 // to do, Notices says so in words; Mode tells the mode that runs. Errors are bad
@@ -131,9 +131,6 @@ func (s *Reader) addDrive(files []File) {
 // plan checks the layers against the model and fills s.layers, slots aside, and
 // s.holds.
 func (s *Reader) plan(m *Model, layers []ExpertLayer) error {
-	if len(layers) == 0 {
-		return errors.New("storage: a source of no layers: the model has no experts to read")
-	}
 	s.layers = make(map[int32]*layer, len(layers))
 	s.holds = make([]bool, len(m.Files))
 	for _, el := range layers {

@@ -740,7 +740,6 @@ func TestSourceErrors(t *testing.T) {
 		bad        bool // *FormatError
 		do         func(m *expertModel, opt *SourceOptions)
 	}{
-		{"no layers", "no layers", false, func(m *expertModel, _ *SourceOptions) { m.layers = nil }},
 		{"no parts", "1 to 4 parts", false, func(m *expertModel, _ *SourceOptions) { m.layers[1].Parts = nil }},
 		{"five parts", "1 to 4 parts", false, func(m *expertModel, _ *SourceOptions) { m.layers[1].Parts = make([]string, 5) }},
 		{"no experts", "0 experts", false, func(m *expertModel, _ *SourceOptions) { m.layers[1].Experts = 0 }},

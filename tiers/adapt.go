@@ -117,7 +117,7 @@ func (c *Cache) Adapt() {
 		c.notices = append(c.notices, fmt.Sprintf("memory is no longer watched, the cap stays: %v", *err))
 	}
 	s := w.found.Swap(nil)
-	if s == nil || c.cap == 1 {
+	if s == nil || c.cap <= 1 { // 0: of nothing
 		return
 	}
 	limit := c.cap - max(1, c.cap/4)

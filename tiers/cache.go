@@ -16,7 +16,7 @@ import (
 type Options struct {
 	Cap      int               // experts per layer that stay in RAM, at least 1; more than a layer has counts as all of it
 	TopK     int               // experts of one position and layer: the staging slots of a class
-	Layers   []ExpertLayer     // the model's MoE layers
+	Layers   []ExpertLayer     // the model's MoE layers; none, with Cap and TopK 0: a cache of nothing, for a dense model
 	Policy   string            // who leaves the pool: a name that NewPolicy knows, "" is the default
 	History  func(Key) float64 // for the policy, see PolicyConfig; nil: unknown
 	Pinned   []Key             // experts that never leave, read by Preload
@@ -151,15 +151,16 @@ func (st *Stats) count(vram, pinned, lru, ahead bool, uses int64) bucket {
 
 // New maps the slots and starts the goroutine that reaps from src; nobody else
 // may call src until Close has returned, which leaves src open. Errors: a cap
-// or top-k below 1, layers that make no sense, no memory.
+// or top-k below 1 of a model that has experts, layers that make no sense, no memory.
 func New(src Source, opt Options) (*Cache, error) {
-	if opt.Cap < 1 {
+	dense := len(opt.Layers) == 0 && opt.Cap == 0 && opt.TopK == 0
+	if opt.Cap < 1 && !dense {
 		return nil, fmt.Errorf("tiers: cap %d: it must be at least 1", opt.Cap)
 	}
-	if opt.TopK < 1 {
+	if opt.TopK < 1 && !dense {
 		return nil, fmt.Errorf("tiers: top-k %d: it must be at least 1", opt.TopK)
 	}
-	if len(opt.Layers) == 0 {
+	if len(opt.Layers) == 0 && !dense {
 		return nil, errors.New("tiers: the model has no MoE layer")
 	}
 	if err := CheckPolicy(opt.Policy); err != nil {

@@ -480,6 +480,8 @@ func TestNewRefuses(t *testing.T) {
 		{Options{Cap: 0, TopK: 1, Layers: el}, "cap 0"},
 		{Options{Cap: 1, TopK: 0, Layers: el}, "top-k 0"},
 		{Options{Cap: 1, TopK: 1}, "no MoE layer"},
+		{Options{Cap: 0, TopK: 1}, "cap 0"},
+		{Options{Cap: 1, TopK: 0}, "top-k 0"},
 		{Options{Cap: 1, TopK: 1, Layers: el, Policy: "mru"}, "no policy \"mru\""},
 		{Options{Cap: 1, TopK: 1, Layers: el, Policy: "belady"}, "knows the future"},
 		{Options{Cap: 1, TopK: 1, Layers: []ExpertLayer{{Layer: -1, Experts: 4}}}, "layer -1"},
@@ -494,6 +496,29 @@ func TestNewRefuses(t *testing.T) {
 	}
 	if led.Total() != 0 {
 		t.Errorf("a refused cache keeps %d bytes", led.Total())
+	}
+}
+
+// The cache of a dense model holds nothing, and all that is asked between tokens and
+// at the end works.
+func TestNoLayers(t *testing.T) {
+	f := newFake(t, storage.Slab, nil)
+	led := NewLedger(1)
+	c, err := New(f, Options{Ledger: led, Prefetch: PrefetchAuto})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Preload(context.Background()); err != nil {
+		t.Error(err)
+	}
+	c.Adapt()
+	c.Land()
+	c.TakeUses(NewHistory(ModelID{}, nil))
+	if st := c.Stats(); st != (Stats{}) || led.Total() != 0 || len(c.Notices()) != 0 {
+		t.Errorf("%+v, %d bytes granted", st, led.Total())
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

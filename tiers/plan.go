@@ -67,7 +67,7 @@ func poolSize(layers []LayerSize, inFlight, limit int) (lru, staging int64, slot
 
 // A Plan asks which cap fits into memory.
 type Plan struct {
-	Layers    []LayerSize
+	Layers    []LayerSize // none, with TopK 0: the model is dense
 	TopK      int
 	Ahead     int   // staging slots of prefetch, beside the top-k
 	Fixed     int64 // bytes of the process beside the pool: base, dense, kv, scratch, pinned
@@ -96,8 +96,14 @@ func reserve(available int64) int64 {
 
 // Fit finds the cap: the requested one, lowered in words to what the model has
 // and to what memory holds, or, if none was requested, the largest that leaves
-// a reserve. *NoRoomError: not even cap 1 fits.
+// a reserve. *NoRoomError: not even cap 1 fits. Of a dense model the cap is 0.
 func (p Plan) Fit() (CapPlan, error) {
+	if len(p.Layers) == 0 && p.TopK == 0 && p.Cap == 0 {
+		if p.Fixed > p.Available {
+			return CapPlan{}, &NoRoomError{What: "the model, which has no experts that could stay on the drive", Need: p.Fixed, Available: p.Available}
+		}
+		return p.at(0), nil
+	}
 	if p.Cap < 0 || p.TopK < 1 || len(p.Layers) == 0 {
 		return CapPlan{}, fmt.Errorf("tiers: cannot plan cap %d, top-k %d, %d layers: each must be at least 1 (cap 0: auto)", p.Cap, p.TopK, len(p.Layers))
 	}

@@ -105,6 +105,16 @@ func TestFit(t *testing.T) {
 			cap:  6, peak: (12+2)*8192 + 4*4096,
 		},
 		{
+			name: "a dense model has no cap",
+			plan: Plan{Fixed: 8, Available: 8},
+			cap:  0, peak: 8,
+		},
+		{
+			name:    "a dense model that is a byte too large",
+			plan:    Plan{Fixed: 9, Available: 8},
+			refused: true,
+		},
+		{
 			name: "views promise nothing",
 			plan: Plan{Layers: []LayerSize{{Experts: 8, ExpertBytes: 4000}}, TopK: 2, Fixed: 7, Available: 8, Cap: 6},
 			cap:  6, peak: 7,

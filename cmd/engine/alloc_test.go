@@ -24,7 +24,7 @@ func TestDecodeAllocates(t *testing.T) {
 	if err != nil || len(tiny) < 2 {
 		t.Fatalf("tiny models %v, %v", tiny, err)
 	}
-	for _, path := range append(tiny, demo) {
+	for _, path := range append(tiny, demo, synthetic(t, demo)) {
 		for _, threads := range []int{1, 2} {
 			e := open(t, Options{Path: path, Ctx: 128, Threads: threads})
 			generate(t, e, heldout(t, e, 40), 20)

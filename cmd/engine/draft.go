@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"sluice/moe"
+	"sluice/moe/tokenizer"
 	"sluice/speculative"
 	"sluice/tiers"
 )
@@ -18,7 +19,7 @@ type Drafting struct {
 	By    string // one of Drafters; "" is off
 	Depth int    // tokens at once, 1 to moe.MostDrafts; 0: by expected gain
 	Force bool   // always, whatever the gate makes of it; needs a named drafter
-	Model string // the file of "model"
+	Model string // the file of "model", for which "auto" then stands
 
 	Replay Recording // the text of "replay"
 }
@@ -31,8 +32,8 @@ type Recording struct {
 	Acceptance float64 // share of proposals that are right, 0 to 1
 }
 
-// Drafters are the values of --draft. auto is the model's drafting layer where it
-// has one, else the lookup.
+// Drafters are the values of --draft. auto is the draft model if one is named, or
+// the model's drafting layer where it has one, else the lookup.
 func Drafters() []string { return []string{"off", "auto", "mtp", "lookup", "model", "replay"} }
 
 // Check names the first value that makes no sense.
@@ -46,7 +47,7 @@ func (d Drafting) Check() error {
 		return fmt.Errorf("--draft-depth %d is for a drafter, and --draft is off: leave one of them out", d.Depth)
 	case d.By == "model" && d.Model == "":
 		return errors.New("--draft model needs --draft-model FILE, a small model with the same tokenizer")
-	case d.Model != "" && d.By != "model":
+	case d.Model != "" && d.By != "model" && d.By != "auto":
 		return fmt.Errorf("--draft-model %s is for --draft model, not for --draft %s", d.Model, cmp.Or(d.By, "off"))
 	case d.By == "replay" && d.Replay.Name == "":
 		return errors.New("--draft replay needs --draft-replay FILE@ACCEPTANCE, what run --json printed for the same prompt")
@@ -69,7 +70,10 @@ func (p *Plan) drafting(o Options) error {
 	switch p.draft.By {
 	case "auto":
 		p.draft.By = "lookup"
-		if p.Spec.Nextn > 0 && p.Spec.NextnErr == nil && !o.noNextn {
+		switch {
+		case p.draft.Model != "":
+			p.draft.By = "model"
+		case p.Spec.Nextn > 0 && p.Spec.NextnErr == nil && !o.noNextn:
 			p.draft.By = "mtp"
 		}
 	case "off":
@@ -138,7 +142,7 @@ func (p *Plan) draftSettings(o Options) {
 }
 
 // smallModel plans the model that drafts for this one: whole in memory, if that
-// takes no more than half of what there is.
+// takes no more than half of what there is. It may be dense, or have experts.
 func (p *Plan) smallModel(o Options) error {
 	room, err := o.Memory.Available()
 	if err != nil {
@@ -156,24 +160,50 @@ func (p *Plan) smallModel(o Options) error {
 	if err != nil {
 		return fmt.Errorf("draft model: %w", err)
 	}
-	mine, _ := p.File.Meta.Strings("tokenizer.ggml.tokens")
-	its, _ := p.small.File.Meta.Strings("tokenizer.ggml.tokens")
-	if p.Spec.Vocab != p.small.Spec.Vocab || !slices.Equal(mine, its) {
-		return fmt.Errorf("draft model %s: its tokens are not those of %s: a draft model must have the same tokenizer", p.draft.Model, p.path)
+	mine := p.Tokens
+	if mine == nil {
+		if mine, err = Tokenizer(p.File); err != nil {
+			return err
+		}
+	}
+	if words := differ(mine, p.small.Tokens, p.Spec.Vocab, p.small.Spec.Vocab); words != "" {
+		return fmt.Errorf("draft model %s: its tokens are not those of %s (%s): a draft model must have the same tokenizer", p.draft.Model, p.path, words)
+	}
+	l := p.small.Ledger
+	gb := func(n int64) float64 { return float64(n) / 1e9 }
+	p.Notices = append(p.Notices, fmt.Sprintf("draft model %s: %.3g GB beside this model: weights %.3g GB, KV cache %.3g GB, work space %.3g GB",
+		p.draft.Model, gb(p.small.Cap.Peak-l.Of(tiers.Base)), gb(l.Of(tiers.Dense)+p.small.pool()), gb(l.Of(tiers.KV)), gb(l.Of(tiers.Scratch))))
+	for _, n := range p.small.Notices {
+		p.Notices = append(p.Notices, "draft model: "+n)
 	}
 	return nil
 }
 
-// smallBytes is what the draft model takes beside this one; 0: there is none.
-func (p *Plan) smallBytes() (n int64) {
-	if p.small == nil {
-		return 0
+// differ says in words how the tokens of two models differ, "" if they do not.
+func differ(a, b *tokenizer.Tokenizer, rowsA, rowsB int) string {
+	if rowsA != rowsB {
+		return fmt.Sprintf("it has %d, not %d", rowsB, rowsA)
 	}
-	for _, purpose := range []tiers.Purpose{tiers.Dense, tiers.KV, tiers.Scratch} {
-		n += p.small.Ledger.Of(purpose)
+	if id := tokenizer.Differ(a, b); id >= 0 {
+		return fmt.Sprintf("token %d is %q, not %q", id, b.Text(id), a.Text(id))
 	}
-	return n + p.small.Cap.LRU + p.small.Cap.Staging
+	return ""
 }
+
+// smallBytes is what the draft model takes of the ledger beside this one, by
+// purpose: its experts, all or a part, are weights that stay. None: 0.
+func (p *Plan) smallBytes(purpose tiers.Purpose) int64 {
+	switch {
+	case p.small == nil:
+		return 0
+	case purpose == tiers.Dense:
+		return p.small.Ledger.Of(purpose) + p.small.pool()
+	}
+	return p.small.Ledger.Of(purpose)
+}
+
+// pool is what the slots of experts take.
+func (p *Plan) pool() int64 { return p.Cap.LRU + p.Cap.Staging }
 
 // startDrafting makes the decoder that drafts, if somebody is to.
 func (e *Engine) startDrafting(ctx context.Context) error {

@@ -50,6 +50,7 @@ func TestDraftSameBits(t *testing.T) {
 	}
 	prompt := heldout(t, open(t, Options{Path: mtp(t), Cap: 1}), 30)
 	prompt = append(prompt, prompt[:20]...) // something for the lookup
+	dense := synthetic(t, mtp(t))
 	type key struct {
 		kv       backends.KVType
 		sampling int
@@ -71,7 +72,7 @@ func TestDraftSameBits(t *testing.T) {
 			o.Draft.Replay = Recording{"said", slices.Concat(prompt, want[k].IDs), float64(pick(11)) / 10}
 		}
 		if o.Draft.By == "model" {
-			o.Draft.Model = mtp(t)
+			o.Draft.Model = []string{mtp(t), dense}[pick(2)]
 		}
 		o.Draft.Force = o.Draft.By != "auto" && pick(4) > 0
 		e := open(t, o)
@@ -265,6 +266,10 @@ func TestDraftAcceptance(t *testing.T) {
 
 // Who drafts is settled by the model, in the settings, and what cannot be is told.
 func TestDraftingSettled(t *testing.T) {
+	tokens, _ := openModel(t, glm).Meta.Strings("tokenizer.ggml.tokens")
+	tokens = slices.Clone(tokens)
+	tokens[300], tokens[301] = tokens[301], tokens[300]
+	others := rewrite(t, glm, change{meta: map[string]any{"tokenizer.ggml.tokens": tokens}})
 	for _, tt := range []struct {
 		o    Options
 		by   string
@@ -290,6 +295,12 @@ func TestDraftingSettled(t *testing.T) {
 		{Options{Path: glm, Draft: Drafting{By: "model", Model: t.TempDir()}}, "", "draft model: storage: "},
 		{Options{Path: glm, Draft: Drafting{By: "model", Model: "none"}}, "", "draft model: storage: no such model"},
 		{Options{Path: glm, Draft: Drafting{By: "model", Model: demo}}, "", "must have the same tokenizer"},
+		{Options{Path: glm, Draft: Drafting{By: "model", Model: others}}, "", others + ": its tokens are not those of " + glm + " (token 300 is "},
+		{Options{Path: glm, NoText: true, Draft: Drafting{By: "model", Model: others}}, "", "must have the same tokenizer"},
+		{Options{Path: glm, Draft: Drafting{By: "model", Model: synthetic(t, glm)}}, "model", ""},
+		{Options{Path: glm, Draft: Drafting{By: "auto", Model: synthetic(t, glm)}}, "model", ""},
+		{Options{Path: synthetic(t, glm), Draft: Drafting{By: "auto"}}, "lookup", ""},
+		{Options{Path: synthetic(t, glm), Draft: Drafting{By: "mtp"}}, "", "has no drafting (nextn) layer"},
 	} {
 		tt.o.PlanOnly = true
 		p, err := Prepare(tt.o)

@@ -158,6 +158,9 @@ func (p *Plan) prepare(o Options) (err error) {
 	if err := p.drafting(o); err != nil {
 		return err
 	}
+	if p.Dense() {
+		o = p.withoutExperts(o)
+	}
 	p.set("kv", o.KV.String(), o.KV != backends.KVF16)
 	p.Config.Chunk = min(cmp.Or(o.Chunk, defaultChunk), p.Config.Ctx)
 	chunk := Setting{Name: "chunk", Value: p.Config.Chunk, Origin: origin(o.Chunk != 0)}
@@ -338,7 +341,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	if e.backend, err = cpu.New(cpu.Options{Threads: e.Threads, Level: e.Kernels}); err != nil {
 		return err
 	}
-	if e.Source.Mode() != storage.MMap { // which has no memory of its own to give back
+	if e.Source.Mode() != storage.MMap && !e.Dense() { // which have no memory to give back
 		if e.watch, err = tiers.NewWatch(e.machine, e.floor); err != nil {
 			return err
 		}

@@ -20,7 +20,7 @@ func (p *Plan) BytesPerToken() (n int64) {
 }
 
 // Held is the share of the model's experts that are in memory at the plan's
-// cap, in VRAM, pinned or in the pool.
+// cap, in VRAM, pinned or in the pool; 1 if it has none.
 func (p *Plan) Held() float64 {
 	all, held := 0, len(p.VRAM)+len(p.Pinned)
 	apart := make(map[int32]int)
@@ -32,6 +32,9 @@ func (p *Plan) Held() float64 {
 	for _, r := range p.Spec.Roles {
 		all += r.Experts
 		held += min(p.Cap.Cap, r.Experts-apart[int32(r.Layer)])
+	}
+	if all == 0 {
+		return 1
 	}
 	return float64(held) / float64(all)
 }
@@ -45,8 +48,13 @@ type Row struct {
 }
 
 // Forecast is the table of what hits mean with a drive of a rate in bytes by
-// second. The ceiling is that of the drive alone: nothing is computed in it.
-func (p *Plan) Forecast(rate float64) (rows []Row) {
+// second. The ceiling is that of the drive alone: nothing is computed in it. A
+// dense model reads nothing: there are no rows.
+func (p *Plan) Forecast(rate float64) []Row {
+	rows := []Row{}
+	if p.Dense() {
+		return rows
+	}
 	cold := p.BytesPerToken()
 	for _, hit := range []int{0, 25, 50, 75, 90, 95, 99} {
 		n := cold * int64(100-hit) / 100
@@ -64,8 +72,12 @@ const (
 )
 
 // DriveRate reads experts from all over the model through the plan's source,
-// and returns the bytes by second that arrived. Their bytes are not kept.
+// and returns the bytes by second that arrived. Their bytes are not kept. Of a
+// dense model, from whose drive no token reads, the rate is 0.
 func (p *Plan) DriveRate() (rate float64, err error) {
+	if p.Dense() {
+		return 0, nil
+	}
 	slot := int64(0)
 	for _, r := range p.Spec.Roles {
 		slot = max(slot, tiers.SlotSize(p.Source.SlotBytes(r.Layer)))

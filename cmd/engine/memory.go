@@ -89,7 +89,8 @@ func (p *Plan) memory(o Options) error {
 		scratch += cpu.IndexScratch(index, p.Threads)
 	}
 	made := p.Spec.Made(p.Config)
-	dense, cache := p.dense+made+p.smallBytes(), kv.Bytes()+index.Bytes()+p.Spec.StateBytes()
+	dense, cache := p.dense+made+p.smallBytes(tiers.Dense), kv.Bytes()+index.Bytes()+p.Spec.StateBytes()+p.smallBytes(tiers.KV)
+	scratch += p.smallBytes(tiers.Scratch)
 	if made > 0 {
 		p.Notices = append(p.Notices, fmt.Sprintf("the file keeps attn_kv_b in one matrix a layer: its half that makes keys takes %s more, as it is needed here (GGUF files of newer converters have attn_k_b and attn_v_b instead)", tiers.GB(made)))
 	}

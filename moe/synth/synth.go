@@ -22,7 +22,7 @@ import (
 
 // Options say what model to write. 0 takes the shape's own value.
 type Options struct {
-	Arch string // "glm4moe" (default) or "qwen3moe"
+	Arch string // "glm4moe" (default), "qwen3moe", or "qwen3", which is dense
 	Seed uint64
 	Size int64 // bytes of the file, met as nearly as whole layers can; or
 	// Layers counts the decoder layers, the leading dense one of glm4moe included,
@@ -31,7 +31,7 @@ type Options struct {
 	Nextn   int // drafting (MTP) layers behind them, 0 or 1; glm4moe only
 	Hidden  int // width of the residual stream, a multiple of 64
 	Experts int // routed experts of a layer
-	FF      int // width of a routed expert, a multiple of 32
+	FF      int // width of a routed expert, or of the feed-forward of a dense model, a multiple of 32
 	TopK    int // experts chosen for each token
 }
 
@@ -51,6 +51,7 @@ type shape struct {
 	headDim, ff, vocab     int
 	experts, expertFF, k   int
 	shared                 bool // a shared expert, biases in attention, a correction bias
+	routed                 bool // it has experts
 	drift                  float64
 }
 
@@ -123,14 +124,19 @@ func newShape(opt Options, vocab *storage.Model) (*shape, error) {
 	if !ok || len(words) == 0 {
 		return nil, fmt.Errorf("%s has no vocabulary (tokenizer.ggml.tokens): name a model that has one", vocab.Files[0].Path)
 	}
-	s := &shape{arch: opt.Arch, seed: opt.Seed, nextn: opt.Nextn, layers: opt.Layers, vocab: len(words), hidden: 2048, expertFF: 768}
+	s := &shape{arch: opt.Arch, seed: opt.Seed, nextn: opt.Nextn, layers: opt.Layers, vocab: len(words), hidden: 2048, expertFF: 768, routed: true}
 	switch s.arch {
 	case "glm4moe", "":
 		s.arch, s.dense, s.shared, s.experts, s.k, s.drift = "glm4moe", 1, true, 64, 6, 1.3
 	case "qwen3moe":
 		s.experts, s.k, s.drift = 128, 8, 0.7
+	case "qwen3":
+		s.hidden, s.routed = 1024, false
+		if opt.Experts != 0 || opt.TopK != 0 {
+			return nil, optionf("%s is dense: leave out the number of experts and the top-k", s.arch)
+		}
 	default:
-		return nil, optionf("architecture %q: use glm4moe or qwen3moe", opt.Arch)
+		return nil, optionf("architecture %q: use glm4moe, qwen3moe or qwen3", opt.Arch)
 	}
 	for _, set := range []struct {
 		name            string
@@ -153,7 +159,7 @@ func newShape(opt Options, vocab *storage.Model) (*shape, error) {
 		*set.to = set.value
 	}
 	s.k = min(s.k, s.experts)
-	if opt.TopK != 0 {
+	if opt.TopK != 0 && s.routed {
 		if opt.TopK < 1 || opt.TopK > s.experts {
 			return nil, optionf("top-k is %d: use 1 to %d, the number of experts", opt.TopK, s.experts)
 		}
@@ -175,6 +181,9 @@ func newShape(opt Options, vocab *storage.Model) (*shape, error) {
 		s.kvHeads--
 	}
 	s.ff = 2 * s.hidden
+	if !s.routed && opt.FF != 0 {
+		s.ff = opt.FF
+	}
 	return s, nil
 }
 
@@ -232,9 +241,9 @@ func (s *shape) metadata(vocab *storage.Model) []storage.KV {
 		f("attention.layer_norm_rms_epsilon", eps),
 		f("rope.freq_base", 1e6),
 		u("rope.dimension_count", rope),
-		u("expert_count", s.experts),
-		u("expert_used_count", s.k),
-		u("expert_feed_forward_length", s.expertFF),
+	}
+	if s.routed {
+		kvs = append(kvs, u("expert_count", s.experts), u("expert_used_count", s.k), u("expert_feed_forward_length", s.expertFF))
 	}
 	if s.arch == "glm4moe" {
 		kvs = append(kvs,
@@ -250,8 +259,12 @@ func (s *shape) metadata(vocab *storage.Model) []storage.KV {
 			kvs = append(kvs, u("nextn_predict_layers", s.nextn))
 		}
 	}
+	types := uint32(15) // mostly Q4_K
+	if !s.routed {
+		types = 7 // Q8_0
+	}
 	kvs = append(kvs,
-		storage.KV{Key: "general.file_type", Value: uint32(15)}, // mostly Q4_K
+		storage.KV{Key: "general.file_type", Value: types},
 		storage.KV{Key: "general.quantization_version", Value: uint32(2)},
 	)
 	for _, key := range vocab.Meta.Keys() {
@@ -334,7 +347,7 @@ func (s *shape) tensors() []tensor {
 		} else {
 			add(norm, p+"ffn_norm.weight", quant.F32, s.hidden)
 		}
-		if l < s.dense {
+		if l < s.dense || !s.routed {
 			add(tensor{}, p+"ffn_gate.weight", quant.Q8_0, s.hidden, s.ff)
 			add(tensor{}, p+"ffn_up.weight", quant.Q8_0, s.hidden, s.ff)
 			add(tensor{quiet: skips}, p+"ffn_down.weight", quant.Q8_0, s.ff, s.hidden)

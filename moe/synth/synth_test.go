@@ -100,6 +100,8 @@ func TestOpens(t *testing.T) {
 			Heads: 1, KVHeads: 1, HeadDim: 64, RopeDims: 64, ExpertFF: 96, Experts: 4, TopK: 4}},
 		{Options{Arch: "qwen3moe", Layers: 1, Hidden: 1792, Experts: 2, FF: 32, TopK: 1, Seed: 9}, moe.Spec{Arch: "qwen3moe", Layers: 1, Hidden: 1792,
 			Heads: 28, KVHeads: 2, HeadDim: 128, RopeDims: 128, ExpertFF: 32, Experts: 2, TopK: 1}},
+		{Options{Arch: "qwen3", Layers: 2, Hidden: 128, FF: 96}, moe.Spec{Arch: "qwen3", Layers: 2, LeadingDense: 2, Hidden: 128,
+			Heads: 2, KVHeads: 1, HeadDim: 128, RopeDims: 128, FF: 96}},
 	} {
 		m := open(t, write(t, c.opt, vocab))
 		s, err := moe.Describe(m)
@@ -131,8 +133,11 @@ func TestOpens(t *testing.T) {
 // The file is within a layer of the size asked for.
 func TestSize(t *testing.T) {
 	vocab := vocabulary(t, 300)
-	for _, arch := range []string{"glm4moe", "qwen3moe"} {
+	for _, arch := range []string{"glm4moe", "qwen3moe", "qwen3"} {
 		opt := Options{Arch: arch, Hidden: 64, Experts: 16, FF: 64}
+		if arch == "qwen3" {
+			opt.Experts, opt.FF = 0, 4096
+		}
 		size := func(o Options) int64 {
 			fi, err := os.Stat(write(t, o, vocab))
 			if err != nil {
@@ -155,7 +160,7 @@ func TestSize(t *testing.T) {
 		arch   string
 		size   int64
 		layers int
-	}{{"glm4moe", 8 << 30, 45}, {"qwen3moe", 8 << 30, 24}} {
+	}{{"glm4moe", 8 << 30, 45}, {"qwen3moe", 8 << 30, 24}, {"qwen3", 600 << 20, 54}} {
 		s, err := newShape(Options{Arch: c.arch, Size: c.size}, vocab)
 		if err != nil {
 			t.Fatal(err)
@@ -304,18 +309,20 @@ func TestRefuses(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "m.gguf")
 	for want, opt := range map[string]Options{
-		"use glm4moe or qwen3moe":   {Arch: "llama", Layers: 2},
-		"give a size":               {},
-		"give one of them":          {Size: 1 << 30, Layers: 2},
-		"hidden is 100":             {Layers: 2, Hidden: 100},
-		"ff is -32":                 {Layers: 2, FF: -32},
-		"experts is 5000":           {Layers: 2, Experts: 5000},
-		"layers is 1:":              {Layers: 1},
-		"nextn is 2":                {Layers: 2, Nextn: 2},
-		"leave nextn at 0":          {Layers: 2, Nextn: 1, Arch: "qwen3moe"},
-		"top-k is 9: use 1 to 8":    {Layers: 2, Experts: 8, TopK: 9},
-		"bytes are too few":         {Size: 1000},
-		"bytes are too many: a lay": {Size: 1 << 50},
+		"use glm4moe, qwen3moe or qwen3": {Arch: "llama", Layers: 2},
+		"qwen3 is dense: leave out":      {Arch: "qwen3", Layers: 2, Experts: 4},
+		"the number of experts and the":  {Arch: "qwen3", Layers: 2, TopK: 1},
+		"give a size":                    {},
+		"give one of them":               {Size: 1 << 30, Layers: 2},
+		"hidden is 100":                  {Layers: 2, Hidden: 100},
+		"ff is -32":                      {Layers: 2, FF: -32},
+		"experts is 5000":                {Layers: 2, Experts: 5000},
+		"layers is 1:":                   {Layers: 1},
+		"nextn is 2":                     {Layers: 2, Nextn: 2},
+		"leave nextn at 0":               {Layers: 2, Nextn: 1, Arch: "qwen3moe"},
+		"top-k is 9: use 1 to 8":         {Layers: 2, Experts: 8, TopK: 9},
+		"bytes are too few":              {Size: 1000},
+		"bytes are too many: a lay":      {Size: 1 << 50},
 	} {
 		if err := Write(context.Background(), path, opt, vocab); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: got %v, want %q", opt, err, want)
