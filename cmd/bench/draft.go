@@ -67,6 +67,7 @@ type DraftBattery struct {
 	Sluice Sluice
 	Arms   []DraftArm // the first is a control
 	Runs   int        // blocks, in each of which every arm runs once
+	Model  string     // the draft model, of arms whose drafter is "model"
 	Args   []string   // of run: the model, prompt, number of tokens, further flags
 	Did    func(DraftSample)
 }
@@ -117,6 +118,9 @@ func (b DraftBattery) args(a DraftArm, recording string) []string {
 		args = append(args, "--draft", "replay", "--draft-replay", fmt.Sprintf("%s@%v", recording, acceptance))
 	} else {
 		args = append(args, "--draft", a.Drafter)
+		if a.Drafter == "model" {
+			args = append(args, "--draft-model", b.Model)
+		}
 	}
 	if !a.Gated {
 		args = append(args, "--draft-depth", strconv.Itoa(a.Depth), "--draft-force")

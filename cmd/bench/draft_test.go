@@ -40,6 +40,23 @@ func fakeDrafts(asked *[]string, change func(args []string, object string) strin
 	}
 }
 
+// A drafter that is a model is told which.
+func TestDraftModelArgs(t *testing.T) {
+	b := DraftBattery{Model: "small.gguf", Args: []string{"--prompt=a"}}
+	for _, tt := range []struct {
+		arm  DraftArm
+		want string
+	}{
+		{DraftArm{4, "model", 3, false}, "run --cap 4 --json --draft model --draft-model small.gguf --draft-depth 3 --draft-force --prompt=a"},
+		{DraftArm{4, "model", 0, true}, "run --cap 4 --json --draft model --draft-model small.gguf --prompt=a"},
+		{DraftArm{4, "off", 0, false}, "run --cap 4 --json --draft off --prompt=a"},
+	} {
+		if got := strings.Join(b.args(tt.arm, ""), " "); got != tt.want {
+			t.Errorf("%v: %s, want %s", tt.arm, got, tt.want)
+		}
+	}
+}
+
 // Every arm runs once a block, in turning order, and is set beside the control of
 // its cap.
 func TestDraftBattery(t *testing.T) {

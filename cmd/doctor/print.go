@@ -72,12 +72,16 @@ func (r *Report) Print(w io.Writer) error {
 	}
 	if m := r.Model; m != nil && m.Format != "" {
 		row("model", "%s: %s, %s (%s), %d files, %s", m.Path, m.Format, m.Architecture, m.Name, m.Files, gb(m.FileBytes))
-		row("", "cap %d of %d experts per layer, %s in memory", m.Cap, m.Experts, gb(m.PeakBytes))
-		ceiling := ""
-		if m.Ceiling > 0 {
-			ceiling = fmt.Sprintf(", which the drive allows %.3g times a second (sluice plan: with others in memory)", m.Ceiling)
+		if m.Experts == 0 {
+			row("", "dense: all of it stays in memory, %s", gb(m.PeakBytes))
+		} else {
+			row("", "cap %d of %d experts per layer, %s in memory", m.Cap, m.Experts, gb(m.PeakBytes))
+			ceiling := ""
+			if m.Ceiling > 0 {
+				ceiling = fmt.Sprintf(", which the drive allows %.3g times a second (sluice plan: with others in memory)", m.Ceiling)
+			}
+			row("", "%s are read for a token when no expert is in memory%s", gb(m.TokenBytes), ceiling)
 		}
-		row("", "%s are read for a token when no expert is in memory%s", gb(m.TokenBytes), ceiling)
 		for _, n := range m.Notices {
 			row("", "%s", n)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -66,6 +67,9 @@ func benchCap(ctx context.Context, s streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	if head.Model.TokenBytes == 0 {
+		return errDenseBench
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("bench cap: %w", err)
@@ -108,6 +112,9 @@ func benchCap(ctx context.Context, s streams, args []string) error {
 	}
 	return perr
 }
+
+// errDenseBench refuses to measure what a cap does to a model that has none.
+var errDenseBench = errors.New("the model is dense: all of it stays in memory and no token reads from the drive, so there is nothing that a cap or a limit of memory changes")
 
 // passed gives the options that the flags make, and the arguments of run that say the same
 // as those flags that are not in own.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"text/tabwriter"
 
@@ -22,7 +23,8 @@ func benchDraft(ctx context.Context, s streams, args []string) (failed error) {
 	own := pflag.NewFlagSet("", pflag.ContinueOnError)
 	caps := own.IntSlice("caps", nil, "caps, such as 4,16,64; each has a control without drafts")
 	depths := own.IntSlice("depths", []int{0, 1, 2, 4}, fmt.Sprintf("tokens that are proposed at once, up to %d; 0, the control, is always among them", moe.MostDrafts))
-	drafters := own.StringSlice("drafters", []string{"lookup"}, "drafters: mtp, lookup, or replay@0.8, which replays the control's text, right at that share of the places")
+	drafters := own.StringSlice("drafters", []string{"lookup"}, "drafters: mtp, lookup, model (of --draft-model), or replay@0.8, which replays the control's text, right at that share of the places")
+	small := own.String("draft-model", "", "the model of the drafter model: a small one with the same tokenizer, dense or of experts")
 	gated := own.Bool("gated", false, "beside the depths, an arm for each drafter with which the gate decides whether and how deep, as run does")
 	limit := own.String("memory", "", "run all in a cgroup with this limit of memory, such as 3GiB; needs root")
 	runs := own.Int("runs", 10, "runs of each")
@@ -57,9 +59,12 @@ func benchDraft(ctx context.Context, s streams, args []string) (failed error) {
 		}
 	}
 	for _, by := range *drafters {
-		if _, ok := bench.ReplayOf(by); !ok && by != "mtp" && by != "lookup" {
-			return usagef("--drafters %s: use mtp, lookup, or replay@ACCEPTANCE with 0 to 1", by)
+		if _, ok := bench.ReplayOf(by); !ok && by != "mtp" && by != "lookup" && by != "model" {
+			return usagef("--drafters %s: use mtp, lookup, model, or replay@ACCEPTANCE with 0 to 1", by)
 		}
+	}
+	if slices.Contains(*drafters, "model") != (*small != "") {
+		return usagef("--drafters model and --draft-model FILE, a small model with the same tokenizer, belong together: give both or none")
 	}
 	memory := int64(0)
 	if *limit != "" {
@@ -91,7 +96,7 @@ func benchDraft(ctx context.Context, s streams, args []string) (failed error) {
 	}
 	arms, done := bench.DraftArms(*caps, *drafters, *depths, *gated), 0
 	b := bench.DraftBattery{
-		Sluice: program, Arms: arms, Runs: *runs,
+		Sluice: program, Arms: arms, Runs: *runs, Model: *small,
 		Args: append(pass, "--prompt="+*prompt, fmt.Sprintf("--tokens=%d", *n)),
 		Did: func(x bench.DraftSample) {
 			done++

@@ -54,6 +54,9 @@ func benchLimit(ctx context.Context, s streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	if head.Model.TokenBytes == 0 {
+		return errDenseBench
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("bench limit: %w", err)

@@ -24,9 +24,9 @@ type draftFlags struct {
 func newDraftFlags(m *modelFlags) draftFlags {
 	return draftFlags{m,
 		m.set.String("draft", "auto", "who proposes tokens that are then verified in one pass: "+strings.Join(engine.Drafters(), ", ")+
-			"; auto is the model's drafting layer, else the lookup, off until it is measured to pay; with reads from a drive only drafts that all come true cost no more of them"),
+			"; auto is the model of --draft-model if there is one, or the model's drafting layer, else the lookup, off until it is measured to pay; with reads from a drive only drafts that all come true cost no more of them"),
 		m.set.String("draft-depth", "auto", fmt.Sprintf("tokens that are proposed at once, 1 to %d, or auto", moe.MostDrafts)),
-		m.set.String("draft-model", "", "the model of --draft model: a small one with the same tokenizer"),
+		m.set.String("draft-model", "", "the model of --draft model: a small one with the same tokenizer, dense or of experts, held in memory beside this one"),
 		m.set.String("draft-replay", "", "the recording of --draft replay, which is for experiments: FILE@ACCEPTANCE, such as run.json@0.8, a FILE that run --json wrote for the same prompt, and the share of its tokens that are proposed right (default 1)"),
 		m.set.Bool("draft-force", false, "let the named drafter draft always, whatever it costs"),
 	}

@@ -109,7 +109,7 @@ func TestUsage(t *testing.T) {
 		{"synth -o OUT --size 9e99GiB", `--size: "9e99GiB" is no size`},
 		{"synth -o OUT --size 100 --vocab _", "100 bytes are too few"},
 		{"synth -o OUT --size 900TiB --vocab _", "bytes are too many"},
-		{"synth -o OUT --size 1GiB --arch llama --vocab _", `architecture "llama": use glm4moe or qwen3moe`},
+		{"synth -o OUT --size 1GiB --arch llama --vocab _", `architecture "llama": use glm4moe, qwen3moe or qwen3`},
 		{"synth -o OUT --layers -1 --vocab _", "--layers -1: it must be at least 1"},
 		{"synth -o OUT --layers 3 --hidden 0 --vocab _", "--hidden 0: it must be at least 1"},
 		{"synth -o OUT --layers 3 --hidden 100 --vocab _", "hidden is 100: use a multiple of 64"},

@@ -294,20 +294,29 @@ func (d description) print(s streams, path string) error {
 	}
 	row("architecture", "%s (%s)", d.Arch, printable(d.Name))
 	row("files", "%d, %s", d.files, size(d.fileBytes))
+	dense := len(d.Roles) == 0
 	row("layers", "%d, %d of them with experts, %d nextn behind them", d.Layers, len(d.Roles), d.Nextn)
 	row("sizes", "hidden %d, vocabulary %d, %d heads and %d key-value heads of %d, context %d", d.Hidden, d.Vocab, d.Heads, d.KVHeads, d.HeadDim, d.Ctx)
-	row("experts", "%d per layer, top-%d, width %d, %d shared", d.Experts, d.TopK, d.ExpertFF, d.SharedExperts)
+	if dense {
+		row("experts", "none: the model is dense, its feed-forwards are %d wide", d.FF)
+	} else {
+		row("experts", "%d per layer, top-%d, width %d, %d shared", d.Experts, d.TopK, d.ExpertFF, d.SharedExperts)
+	}
 	row("resident", "%s of dense weights", size(d.denseBytes))
 	each := "each"
 	if d.expertBytes != d.perExpert*int64(d.Experts*len(d.Roles)) {
 		each = "the largest" // layers differ in their types
 	}
-	row("streamed", "%s of routed experts, %s %s", size(d.expertBytes), size(d.perExpert), each)
-	var rates []string
-	for _, percent := range hitRates[1:] {
-		rates = append(rates, fmt.Sprintf("%s at %d %%", size(d.perTokenAt(percent)), percent))
+	if dense {
+		row("streamed", "nothing: a token reads nothing from the drive")
+	} else {
+		row("streamed", "%s of routed experts, %s %s", size(d.expertBytes), size(d.perExpert), each)
+		var rates []string
+		for _, percent := range hitRates[1:] {
+			rates = append(rates, fmt.Sprintf("%s at %d %%", size(d.perTokenAt(percent)), percent))
+		}
+		row("per token", "%s are read when no expert is in memory; of hits %s", size(d.perToken), strings.Join(rates, ", "))
 	}
-	row("per token", "%s are read when no expert is in memory; of hits %s", size(d.perToken), strings.Join(rates, ", "))
 	for _, r := range slices.Sorted(maps.Keys(d.roles)) {
 		row("  "+r.String(), "%v", d.roles[r])
 	}

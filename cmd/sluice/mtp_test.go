@@ -261,8 +261,10 @@ func TestBenchDraft(t *testing.T) {
 		want string
 	}{
 		{[]string{"--depths", "9"}, "--depths 9: use 0 to 8"},
-		{[]string{"--drafters", "model"}, "--drafters model: use mtp, lookup, or replay@ACCEPTANCE"},
-		{[]string{"--drafters", "replay@2"}, "--drafters replay@2: use mtp, lookup, or replay@ACCEPTANCE with 0 to 1"},
+		{[]string{"--drafters", "model"}, "--drafters model and --draft-model FILE, a small model with the same tokenizer, belong together"},
+		{[]string{"--draft-model", "x"}, "--drafters model and --draft-model FILE, a small model with the same tokenizer, belong together"},
+		{[]string{"--drafters", "magic"}, "--drafters magic: use mtp, lookup, model, or replay@ACCEPTANCE"},
+		{[]string{"--drafters", "replay@2"}, "--drafters replay@2: use mtp, lookup, model, or replay@ACCEPTANCE with 0 to 1"},
 		{[]string{"--memory", "much"}, "--memory"},
 		{[]string{"--caps", "0"}, "cap 0"},
 	} {

@@ -10,8 +10,9 @@ import (
 	"sluice/tiers"
 )
 
-func planCommand(_ context.Context, s streams, args []string) error {
+func planCommand(ctx context.Context, s streams, args []string) error {
 	m := newModelFlags(s, "plan", "show from the headers what would lie where in memory, and how many tokens a second the drive allows; the flags are those of run")
+	draft := newDraftFlags(m)
 	rate := m.set.Float64("drive-rate", 0, "GB/s (10^9 bytes) of the drive (default: a short measurement of the model's file)")
 	if err := parse(m.set, args); err != nil {
 		return err
@@ -24,6 +25,9 @@ func planCommand(_ context.Context, s streams, args []string) error {
 	}
 	o, err := m.options(m.set.Args())
 	if err != nil {
+		return err
+	}
+	if o.Draft, err = draft.options(ctx, s, false); err != nil {
 		return err
 	}
 	o.PlanOnly = true
@@ -107,6 +111,10 @@ func (v planView) print(s streams) error {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", r.Name, size(r.Bytes), vram)
 	}
 	fmt.Fprintf(t, "total\t%s\t%s\n\n", size(v.Cap.Peak), size(v.VRAMBytes))
+	if v.Dense() {
+		fmt.Fprintln(t, "experts\tnone: the model is dense, all of it stays in memory, and a token reads nothing from the drive")
+		return t.Flush()
+	}
 	fmt.Fprintf(t, "cap\t%d of %d experts per layer, %d slots, top-%d\n", v.Cap.Cap, v.Spec.Experts, v.Cap.Slots, v.Spec.TopK)
 	fmt.Fprintf(t, "apart\t%d pinned, %d in VRAM\n", len(v.Pinned), len(v.VRAM))
 	fmt.Fprintf(t, "in memory\t%.1f%% of all routed experts\n", 100*v.Held())

@@ -155,6 +155,9 @@ func runCommand(ctx context.Context, s streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	if *trace != "" && p.Dense() {
+		return usagef("--trace %s: the model is dense: it has no routers whose choices could be written", printable(*trace))
+	}
 	var record *atomicfile.File
 	if *trace != "" { // before what takes long
 		if err := mayReplace(*trace, "--trace", "a trace", false, begins("# route_trace v")); err != nil {
@@ -406,7 +409,11 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 		}
 		s.notice("decode time:%s", b.String())
 	}
-	s.notice("prompt %s", experts(prefill, tiers.Stats{}, e))
+	if e.Dense() {
+		s.notice("experts: none, the model is dense: all of its weights are in RAM, and nothing is read from the drive")
+	} else {
+		s.notice("prompt %s", experts(prefill, tiers.Stats{}, e))
+	}
 	if now := e.Cache.Stats(); now.RoutedExperts > prefill.RoutedExperts {
 		s.notice("decode %s", experts(now, prefill, e))
 	}
@@ -430,7 +437,7 @@ func summary(s streams, e *engine.Engine, r moe.Result, prefill tiers.Stats) {
 		}
 	}
 	beside := "the rest the program"
-	if e.Source.Mode() == storage.MMap {
+	if e.Source.Mode() == storage.MMap && !e.Dense() {
 		beside += "; the experts' pages are the kernel's and not counted"
 	}
 	s.notice("memory: %s announced: dense %s, kv %s, scratch %s, staging %s, pinned %s, lru %s, %s", size(e.Announced),
