@@ -181,7 +181,7 @@ func (e *Error) Error() string {
 		what, fix = "found no memory", "lower --vram, or stop other programs on this GPU"
 	case e.Code == noDevice, e.Code == invalidDevice:
 		what, fix = "found no device", "check that the GPU's kernel module is loaded and that this user may open its device files"
-	case e.Code == noBinary, e.Code == invalidKernel, e.Code == unsupportedPTX:
+	case e.refusesKernels():
 		what, fix = "refused the kernels", "update the GPU's driver, or run with --backend vulkan"
 	case e.Code == driverMismatch, e.Code == compatNotOnThis:
 		what, fix = "found a library of another version than the kernel's module", "restart the machine after an update of the driver, or remove the compatibility library from the loader's path"
@@ -189,6 +189,11 @@ func (e *Error) Error() string {
 		what, fix = "lost the device: a kernel failed, or it was reset or fell off the bus", "start again; if it comes back, run with --backend cpu and update the GPU's driver"
 	}
 	return fmt.Sprintf("%v: %s %s (error %d): %s", e.API, e.Call, what, e.Code, fix)
+}
+
+// refusesKernels says that the driver cannot run what it was given.
+func (e *Error) refusesKernels() bool {
+	return e.Code == noBinary || e.Code == invalidKernel || e.Code == unsupportedPTX
 }
 
 // lost says that nothing works on this device any more in this process.

@@ -130,10 +130,11 @@ func (d *Device) module(name string) (uintptr, error) {
 		return 0, fmt.Errorf("cuda: %w", err)
 	}
 	m, err := d.loadModule(name, append(ptx, 0))
-	if err != nil {
-		return 0, errors.Join(err, first)
+	var e *Error
+	if errors.As(err, &e) && e.refusesKernels() {
+		err = fmt.Errorf("cuda: %w: %s takes no kernels: %w", ErrUnfit, d.Name, errors.Join(err, first))
 	}
-	return m, nil
+	return m, err
 }
 
 func (d *Device) loadModule(name string, code []byte) (uintptr, error) {

@@ -52,6 +52,7 @@ func (p *Plan) openDevices(o Options) error {
 		layers[r.Layer] = backends.HeldLayer{Types: [3]quant.Type{k[0].Type, k[1].Type, k[2].Type}, Dim: k[0].Cols, FF: k[0].Rows}
 	}
 	var words []string
+	broken := false
 	for _, maker := range ask {
 		p.devices = &devices{layers: layers}
 		err := p.openMaker(o, maker, wanted)
@@ -62,16 +63,20 @@ func (p *Plan) openDevices(o Options) error {
 				names = append(names, g.name)
 			}
 			p.set("devices", strings.Join(names, ","), o.Devices != "")
+			if broken {
+				p.Notices = append(p.Notices, fmt.Sprintf("%s; %s takes its place", strings.Join(words, "; "), strings.Join(names, ",")))
+			}
 			return nil
 		}
 		var none *noDeviceError
 		if !errors.As(err, &none) {
 			return err
 		}
-		if err := p.devices.Close(); err != nil {
+		if err := p.devices.Close(); err != nil && !none.broken {
 			return err
 		}
 		p.devices = nil
+		broken = broken || none.broken
 		if !none.absent || len(ask) == 1 || maker == "vulkan" && len(words) == 0 { // of drivers that nobody has installed nobody needs to hear
 			words = append(words, none.words)
 		}
@@ -83,7 +88,7 @@ func (p *Plan) openDevices(o Options) error {
 		return refused("--vram %v: %s", o.VRAM, all)
 	case o.Devices != "":
 		return refused("%s", all)
-	case wanted:
+	case wanted || broken:
 		p.Notices = append(p.Notices, all+"; the CPU computes")
 	}
 	return nil
@@ -129,21 +134,24 @@ func asked(o Options) ([]string, error) {
 }
 
 // A noDeviceError says in words why a maker has no device for this run. It is absent
-// where there is no driver at all.
+// where there is no driver at all, broken where there is a device that fails.
 type noDeviceError struct {
-	words  string
-	absent bool
+	words          string
+	absent, broken bool
 }
 
 func (e *noDeviceError) Error() string { return e.words }
 
-// noDevice turns an error that leaves the work to others into one that says so.
-func noDevice(o Options, err error) error {
+// noDevice turns an error that leaves the work to others into one that says so: of a
+// device that cannot compute, and where nobody has asked for one of any that fails.
+func noDevice(err error, wanted bool) error {
+	var byVulkan *vulkan.Error
+	var byMaker *native.Error
 	switch {
 	case errors.Is(err, vulkan.ErrNoDriver), errors.Is(err, native.ErrNoDriver):
-		return &noDeviceError{err.Error(), true}
-	case o.Devices == "" && (errors.Is(err, vulkan.ErrUnfit) || errors.Is(err, native.ErrUnfit)):
-		return &noDeviceError{err.Error(), false}
+		return &noDeviceError{words: err.Error(), absent: true}
+	case errors.Is(err, vulkan.ErrUnfit), errors.Is(err, native.ErrUnfit), !wanted && (errors.As(err, &byVulkan) || errors.As(err, &byMaker)):
+		return &noDeviceError{words: err.Error(), broken: true}
 	}
 	return err
 }
@@ -151,9 +159,9 @@ func noDevice(o Options, err error) error {
 // openMaker opens a maker's devices that the options name or leave.
 func (p *Plan) openMaker(o Options, maker string, wanted bool) error {
 	if maker == "vulkan" {
-		return noDevice(o, p.openVulkan(o, wanted))
+		return noDevice(p.openVulkan(o, wanted), wanted)
 	}
-	return noDevice(o, p.openNative(o, map[string]native.API{"cuda": native.CUDA, "hip": native.HIP}[maker], wanted))
+	return noDevice(p.openNative(o, map[string]native.API{"cuda": native.CUDA, "hip": native.HIP}[maker], wanted), wanted)
 }
 
 func (p *Plan) openVulkan(o Options, wanted bool) error {

@@ -34,8 +34,30 @@ void fakePinned(long long bytes) { pinnedLimit = bytes; }
 long long fakeLive(void) { return live; }
 long long fakeCompiled(void) { return compiled; }
 
+static int flaw;
+
+// A process that does not call these is told by its environment: FAKE_FAIL is
+// "CALL SKIP CODE", a negative SKIP for every call; FAKE_FLAW makes threads give each other wrong numbers, FAKE_TOTAL
+// is the device's memory in bytes.
+__attribute__((constructor)) static void told(void) {
+	const char *e = getenv("FAKE_FAIL");
+	if (e) {
+		sscanf(e, "%63s %d %d", failing, &failSkip, &failCode);
+	}
+	flaw = getenv("FAKE_FLAW") != 0;
+	if ((e = getenv("FAKE_TOTAL"))) {
+		total = atoll(e);
+	}
+}
+
 static int fails(const char *call) {
-	if (strcmp(call, failing) != 0 || failSkip-- > 0) {
+	if (strcmp(call, failing) != 0) {
+		return 0;
+	}
+	if (failSkip < 0) { // always
+		return failCode;
+	}
+	if (failSkip-- > 0) {
 		return 0;
 	}
 	failing[0] = 0;
@@ -110,7 +132,7 @@ unsigned across(unsigned v, unsigned mask) {
 	unsigned *slot = slots[threads[now].crossed++ & 1];
 	slot[now] = v;
 	meet(&warps[now / 32]);
-	return slot[now ^ mask];
+	return slot[now ^ mask] ^ flaw;
 }
 void barrier(void) { meet(&whole); }
 static void body(void) {

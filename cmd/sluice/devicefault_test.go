@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice/backends/gpu"
+	"sluice/backends/gpu/fake"
+)
+
+// Whatever a GPU's driver does, a command ends with words that say what to do, and
+// with the exit code of its kind: 3 where it refuses to begin, 1 where what it was
+// doing fails. Where nobody asked for a GPU the CPU computes.
+func TestDeviceFaults(t *testing.T) {
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("needs gcc, which compiles the kernels for this machine")
+	}
+	dir := t.TempDir()
+	if _, err := fake.Build(dir, gpu.Types()); err != nil {
+		t.Fatal(err)
+	}
+	old := t.TempDir() // a library that is no driver
+	libc, err := filepath.Glob("/lib*/*/libc.so.6")
+	if err != nil || len(libc) == 0 {
+		t.Fatalf("no libc.so.6: %v", err)
+	}
+	if err := os.Symlink(libc[0], filepath.Join(old, "libcuda.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	sluice := func(path string, env []string, args ...string) result {
+		var out, errw bytes.Buffer
+		c := child(t, append(env, "LD_LIBRARY_PATH="+path, "XDG_CACHE_HOME="+t.TempDir()), append([]string{"run", tinyQwen3, "2", "-p", "a b", "-n", "2", "--temp", "0", "--ctx", "32"}, args...)...)
+		c.Stdout, c.Stderr = &out, &errw
+		c.Run()
+		r := result{c.ProcessState.ExitCode(), out.String(), errw.String()}
+		if strings.Contains(r.err, "goroutine ") || strings.Contains(r.err, "panic") || r.code < 0 {
+			t.Errorf("%v %v: a dump:\n%s", env, args, r.err)
+		}
+		return r
+	}
+	cuda := []string{"--devices", "cuda:0"}
+	vram := []string{"--devices", "cuda:0", "--vram", "8"}
+	plain := sluice("", nil, "--backend", "cpu")
+	plain.wants(t, exitDone)
+	for _, c := range []struct {
+		name string
+		env  []string
+		args []string
+		code int
+		want []string
+	}{
+		{"sound", nil, vram, exitDone, []string{"device cuda:0: Fake 0", "vram of cuda:0: 8 experts"}},
+		{"no device", []string{"FAKE_FAIL=init 0 100"}, cuda, exitRefused, []string{"found no device"}},
+		{"another version", []string{"FAKE_FAIL=init 0 803"}, cuda, exitRefused, []string{"another version", "restart the machine"}},
+		{"no memory for a context", []string{"FAKE_FAIL=context 0 2"}, cuda, exitError, []string{"found no memory", "lower --vram"}},
+		{"no memory for buffers", []string{"FAKE_FAIL=allocate 1 2"}, cuda, exitError, []string{"found no memory", "lower --vram"}},
+		{"no memory for experts", []string{"FAKE_FAIL=allocate 3 2"}, vram, exitError, []string{"found no memory", "lower --vram"}},
+		{"a small device", []string{"FAKE_TOTAL=600000000"}, []string{"--devices", "cuda:0", "--vram", "1GiB"}, exitDone, []string{"device cuda:0"}},
+		{"compiler fails: embedded", []string{"FAKE_FAIL=compile 0 6"}, vram, exitDone, []string{"vram of cuda:0: 8 experts"}},
+		{"kernels refused", []string{"FAKE_FAIL=module -2 218"}, cuda, exitRefused, []string{"refused the kernels", "update the GPU's driver"}},
+		{"wrong numbers", []string{"FAKE_FLAW=1"}, cuda, exitRefused, []string{"unfit device", "IEEE 754", "--backend cpu"}},
+		{"lost at its start", []string{"FAKE_FAIL=synchronize 0 719"}, cuda, exitError, []string{"lost the device", "--backend cpu"}},
+		{"lost while experts are uploaded", []string{"FAKE_FAIL=copy 3 719"}, vram, exitError, []string{"lost the device"}},
+		{"lost in the prompt", []string{"FAKE_FAIL=launch 12 700"}, vram, exitError, []string{"lost the device", "--backend cpu"}},
+		{"lost while a group is waited for", []string{"FAKE_FAIL=synchronize 4 719"}, vram, exitError, []string{"lost the device"}},
+		{"no graphs", []string{"FAKE_FAIL=capture 0 900"}, vram, exitError, []string{"error 900"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := sluice(dir, c.env, c.args...)
+			if c.code == exitDone && r.out != plain.out {
+				t.Errorf("it wrote %q, want %q", r.out, plain.out)
+			}
+			if c.code == exitError && strings.HasPrefix(plain.out, strings.TrimRight(r.out, "\n")) {
+				r.out = "" // what it had written by then
+			}
+			r.wants(t, c.code, c.want...)
+		})
+	}
+	sluice(old, nil, cuda...).wants(t, exitRefused, "lacks cuInit", "update the GPU's driver")
+	// Nobody named a device.
+	for _, fault := range []string{"FAKE_FLAW=1", "FAKE_FAIL=module -2 218", "FAKE_FAIL=init 0 803"} {
+		r := sluice(dir, []string{fault}, "--backend", "cuda")
+		r.wants(t, exitDone, "the CPU computes")
+		if r.out != plain.out {
+			t.Errorf("%s: it wrote %q, want %q", fault, r.out, plain.out)
+		}
+	}
+}
