@@ -6,52 +6,27 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"text/tabwriter"
-
-	"github.com/spf13/pflag"
 
 	"sluice/cmd/bench"
 	"sluice/moe"
 )
 
 func benchDraft(ctx context.Context, s streams, args []string) (failed error) {
-	m := newModelFlags(s, "bench draft", "compare drafters, depths and caps: tokens a second, acceptance and reads, each run a process of its own, interleaved; other flags go to run")
-	newSamplingFlags(m)
-	own := pflag.NewFlagSet("", pflag.ContinueOnError)
-	caps := own.IntSlice("caps", nil, "caps, such as 4,16,64; each has a control without drafts")
-	depths := own.IntSlice("depths", []int{0, 1, 2, 4}, fmt.Sprintf("tokens that are proposed at once, up to %d; 0, the control, is always among them", moe.MostDrafts))
-	drafters := own.StringSlice("drafters", []string{"lookup"}, "drafters: mtp, lookup, model (of --draft-model), or replay@0.8, which replays the control's text, right at that share of the places")
-	small := own.String("draft-model", "", "the model of the drafter model: a small one with the same tokenizer, dense or of experts")
-	gated := own.Bool("gated", false, "beside the depths, an arm for each drafter with which the gate decides whether and how deep, as run does")
-	limit := own.String("memory", "", "run all in a cgroup with this limit of memory, such as 3GiB; needs root")
-	runs := own.Int("runs", 10, "runs of each")
-	prompt := own.StringP("prompt", "p", benchPrompt, "the text to continue")
-	n := own.IntP("tokens", "n", 64, "tokens to generate")
-	m.set.AddFlagSet(own)
-	if err := m.parse(args); err != nil {
+	b := newBenchRuns(s, "bench draft", "compare drafters, depths and caps: tokens a second, acceptance and reads, each run a process of its own, interleaved; other flags go to run", 10, 64)
+	caps := b.own.IntSlice("caps", nil, "caps, such as 4,16,64; each has a control without drafts")
+	depths := b.own.IntSlice("depths", []int{0, 1, 2, 4}, fmt.Sprintf("tokens that are proposed at once, up to %d; 0, the control, is always among them", moe.MostDrafts))
+	drafters := b.own.StringSlice("drafters", []string{"lookup"}, "drafters: mtp, lookup, model (of --draft-model), or replay@0.8, which replays the control's text, right at that share of the places")
+	small := b.own.String("draft-model", "", "the model of the drafter model: a small one with the same tokenizer, dense or of experts")
+	gated := b.own.Bool("gated", false, "beside the depths, an arm for each drafter with which the gate decides whether and how deep, as run does")
+	limit := b.own.String("memory", "", "run all in a cgroup with this limit of memory, such as 3GiB; needs root")
+	if err := b.parse(args, "cap", "caps"); err != nil {
 		return err
 	}
-	switch {
-	case m.set.NArg() > 1:
-		return usagef("unexpected argument %q", m.set.Arg(1))
-	case m.set.Changed("cap"):
-		return usagef("--cap: the caps to compare are given by --caps")
-	case *m.printConfig || *m.explain:
-		return usagef("--print-config and --explain-counters are for run")
-	case m.set.Changed("usage"):
-		return usagef("--usage learns while it is measured: use --usage-freeze")
-	case len(*caps) == 0:
-		return usagef("name the caps to compare: --caps 4,16,64")
-	case *runs < 1 || *n < 2:
-		return usagef("--runs is at least 1, -n at least 2: the first token is not decoded")
-	}
-	for _, c := range *caps {
-		if c < 1 {
-			return capError(c)
-		}
+	if err := checkCaps(*caps); err != nil {
+		return err
 	}
 	for _, k := range *depths {
 		if k < 0 || k > moe.MostDrafts {
@@ -73,21 +48,12 @@ func benchDraft(ctx context.Context, s streams, args []string) (failed error) {
 			return usagef("--memory: %v", err)
 		}
 	}
-	o, pass, err := m.passed(own)
-	if err != nil {
+	if err := b.open(); err != nil {
 		return err
 	}
-	head, err := newBenchHead(o.Path, o.Kernels)
-	if err != nil {
-		return err
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("bench draft: %w", err)
-	}
-	program := bench.Program(exe)
+	program := bench.Program(b.exe)
 	if memory > 0 {
-		confined, release, err := bench.Confine(exe, memory)
+		confined, release, err := bench.Confine(b.exe, memory)
 		if err != nil {
 			return err
 		}
@@ -95,34 +61,26 @@ func benchDraft(ctx context.Context, s streams, args []string) (failed error) {
 		defer func() { failed = errors.Join(failed, release()) }()
 	}
 	arms, done := bench.DraftArms(*caps, *drafters, *depths, *gated), 0
-	b := bench.DraftBattery{
-		Sluice: program, Arms: arms, Runs: *runs, Model: *small,
-		Args: append(pass, "--prompt="+*prompt, fmt.Sprintf("--tokens=%d", *n)),
+	res, err := bench.DraftBattery{
+		Sluice: program, Arms: arms, Runs: *b.runs, Model: *small, Args: b.args,
 		Did: func(x bench.DraftSample) {
 			done++
-			what := fmt.Sprintf("%.4g tok/s", x.TokPerSec)
-			if x.Void != "" {
-				what = "void: " + x.Void
-			}
-			progress(s, "run %d of %d, %s: %s", done, len(arms)*(*runs+1), x.Name, what)
+			progress(s, "run %d of %d, %s: %s", done, len(arms)*(*b.runs+1), x.Name, outcome(x.TokPerSec, x.Void))
 		},
-	}
-	res, err := b.Run(ctx)
+	}.Run(ctx)
 	if res == nil {
 		return err
 	}
 	var perr error
-	if *m.json {
+	if *b.json {
 		perr = printJSON(s.out, struct {
 			*benchHead
 			*bench.DraftResult
-			Memory int64  `json:"memory_limit_bytes,omitempty"`
-			Prompt string `json:"prompt"`
-			Tokens int    `json:"tokens"`
-			Runs   int    `json:"runs"`
-		}{head, res, memory, *prompt, *n, *runs})
+			Memory int64 `json:"memory_limit_bytes,omitempty"`
+			benchAsked
+		}{b.head, res, memory, b.asked()})
 	} else {
-		perr = printDrafts(s.out, head, res, memory)
+		perr = printDrafts(s.out, b.head, res, memory)
 	}
 	return cmp.Or(err, perr)
 }

@@ -1,40 +1,25 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"slices"
-
-	"github.com/spf13/pflag"
 
 	"sluice/cmd/bench"
 	"sluice/storage"
 )
 
 func benchLimit(ctx context.Context, s streams, args []string) error {
-	m := newModelFlags(s, "bench limit", "run a model from a cold start under a limit of memory, in a cgroup, and hold its decode time against what the drive and the arithmetic allow (--temp 0 for a greedy text, --temp 1 --seed N for a sampled one, whose experts repeat less); other flags go to run. Needs root")
-	newSamplingFlags(m)
-	own := pflag.NewFlagSet("", pflag.ContinueOnError)
-	limit := own.String("memory", "3GiB", "the limit")
-	modes := own.StringSlice("modes", []string{"slab", "mmap"}, "storage modes, one run of each")
-	runs := own.Int("runs", 1, "runs of each mode")
-	prompt := own.StringP("prompt", "p", benchPrompt, "the text to continue")
-	n := own.IntP("tokens", "n", 32, "tokens to generate")
-	m.set.AddFlagSet(own)
-	if err := m.parse(args); err != nil {
+	b := newBenchRuns(s, "bench limit", "run a model from a cold start under a limit of memory, in a cgroup, and hold its decode time against what the drive and the arithmetic allow (--temp 0 for a greedy text, --temp 1 --seed N for a sampled one, whose experts repeat less); other flags go to run. Needs root", 1, 32)
+	limit := b.own.String("memory", "3GiB", "the limit")
+	modes := b.own.StringSlice("modes", []string{"slab", "mmap"}, "storage modes, one run of each")
+	if err := b.parse(args, "storage", "modes"); err != nil {
 		return err
 	}
-	switch {
-	case m.set.NArg() > 1:
-		return usagef("unexpected argument %q", m.set.Arg(1))
-	case m.set.Changed("storage"):
-		return usagef("--storage: the modes to run are given by --modes")
-	case *m.printConfig || *m.explain:
-		return usagef("--print-config and --explain-counters are for run")
-	case *runs < 1 || *n < 2 || len(*modes) == 0:
-		return usagef("--runs is at least 1, -n at least 2 (the first token is not decoded), and --modes names one or more")
+	if len(*modes) == 0 {
+		return usagef("name the storage modes to run: --modes slab,mmap")
 	}
 	memory, err := parseSize(*limit)
 	if err != nil {
@@ -45,50 +30,34 @@ func benchLimit(ctx context.Context, s streams, args []string) error {
 			return usagef("--modes: %v", err)
 		}
 	}
-	o, pass, err := m.passed(own)
-	if err != nil {
+	if err := b.open(); err != nil {
 		return err
 	}
-	path := o.Path
-	head, err := newBenchHead(path, o.Kernels)
-	if err != nil {
-		return err
-	}
-	if head.Model.TokenBytes == 0 {
+	if b.head.Model.TokenBytes == 0 {
 		return errDenseBench
 	}
-	exe, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("bench limit: %w", err)
-	}
-	if !*m.json {
-		head.print(s.out)
+	if !*b.json {
+		b.head.print(s.out)
 		fmt.Fprintf(s.out, "limit: %s; cold: the model is dropped from the page cache before each run\n", size(memory))
 	}
 	samples, err := bench.LimitTrial{
-		Program: exe, Model: path, Modes: *modes, Runs: *runs, Memory: memory, ReadSize: head.Model.ExpertBytes, Seconds: 1,
-		Args: append(pass, "--prompt="+*prompt, fmt.Sprintf("--tokens=%d", *n)),
+		Program: b.exe, Model: b.path, Modes: *modes, Runs: *b.runs, Memory: memory, ReadSize: b.head.Model.ExpertBytes, Seconds: 1, Args: b.args,
 		Did: func(x bench.LimitSample) {
-			progress(s, "%s: %.4g tok/s", x.Mode, x.TokPerSec)
+			progress(s, "%s: %s", x.Mode, outcome(x.TokPerSec, ""))
 		},
 	}.Run(ctx)
-	if !*m.json {
+	if !*b.json {
 		for _, x := range samples {
 			printLimit(s.out, x)
 		}
-	} else {
-		perr := printJSON(s.out, struct {
-			*benchHead
-			Limit   int64               `json:"limit_bytes"`
-			Prompt  string              `json:"prompt"`
-			Tokens  int                 `json:"tokens"`
-			Samples []bench.LimitSample `json:"samples"`
-		}{head, memory, *prompt, *n, slices.Concat([]bench.LimitSample{}, samples)})
-		if err == nil {
-			err = perr
-		}
+		return err
 	}
-	return err
+	return cmp.Or(err, printJSON(s.out, struct {
+		*benchHead
+		Limit int64 `json:"limit_bytes"`
+		benchAsked
+		Samples []bench.LimitSample `json:"samples"`
+	}{b.head, memory, b.asked(), slices.Concat([]bench.LimitSample{}, samples)}))
 }
 
 func printLimit(w io.Writer, x bench.LimitSample) {
