@@ -42,6 +42,9 @@ type HeldUsage struct {
 	UploadBytes int64
 	UploadNanos int64
 	Recorded    int64 // command buffers, graphs
+	Pinned      int64 // bytes of host memory that are pinned for copies
+	PinAsked    int64 // bytes of host memory that should be
+	Unpinned    int64 // times that it could not be had
 }
 
 // tolerance is how much of what was allocated the driver's own count may differ.

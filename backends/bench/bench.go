@@ -5,8 +5,10 @@ package bench
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"sluice/backends"
+	"sluice/backends/held"
 	"sluice/internal/quant"
 )
 
@@ -56,8 +58,117 @@ func Median(x []float64) float64 {
 	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2
 }
 
-// Parts are the matrices of an expert, some encoded rows again and again.
-func Parts(l backends.HeldLayer) (parts [3][]byte, err error) {
+// A Driver runs what is measured, on the queue of kernels and on that of copies.
+type Driver interface {
+	// Sample gives nanoseconds of a group and of a copy of CopyBytes within the device's
+	// memory, by the device's clock, and of the group from Start to the end of Finish.
+	Sample(start, finish func() error) (group, wall, copied float64, err error)
+	// Upload begins to copy UploadBytes from the host, Groups readies n groups like the
+	// last, one after the other, for begin. Wait waits for all that was begun.
+	Upload() error
+	Groups(n int) (begin func() error, err error)
+	Wait() error
+}
+
+// UploadBytes are what an upload moves.
+const UploadBytes = 8 * UploadRun
+
+// UploadRun are what it moves at once.
+const UploadRun = 16 << 20
+
+// Layer is the layer of a shape's experts.
+func (s Shape) Layer() backends.HeldLayer {
+	return backends.HeldLayer{Types: [3]quant.Type{s.Type, s.Type, s.Type}, Dim: s.Dim, FF: s.FF}
+}
+
+// Measure measures groups of experts of the shape's layer, which it uploads to e,
+// made for layer 0, against copies in the device's own memory.
+func Measure(s Shape, e *held.Experts, d Driver) (*Measurement, error) {
+	parts, err := parts(s.Layer())
+	if err != nil {
+		return nil, err
+	}
+	for i := range s.Sets * s.K {
+		if err := e.Upload(0, i, parts); err != nil {
+			return nil, err
+		}
+	}
+	if err := e.Settle(); err != nil {
+		return nil, err
+	}
+	m := &Measurement{Type: s.Type.String(), CopyBytes: s.CopyBytes, UploadSize: UploadBytes, Steps: map[string]float64{}}
+	for _, p := range parts {
+		m.GroupBytes += int64(s.K) * int64(len(p))
+	}
+	start, finish := Groups(s, e)
+	for sample := -2; sample < s.Samples; sample++ { // two to warm up
+		group, wall, copied, err := d.Sample(start, finish)
+		if err != nil {
+			return nil, err
+		}
+		if sample >= 0 {
+			m.Group, m.Wall, m.Copy = append(m.Group, group), append(m.Wall, wall), append(m.Copy, copied)
+		}
+	}
+	return m, m.overlap(d)
+}
+
+// Groups gives what starts and finishes a group of one position of e, each time of
+// the next set.
+func Groups(s Shape, e *held.Experts) (start, finish func() error) {
+	x := e.Input(1, s.Dim)
+	for i := range x {
+		x[i] = float32(i%17-8) * 0x1p-6
+	}
+	jobs, set := make([]backends.HeldJob, s.K), 0
+	start = func() error {
+		for i := range jobs {
+			jobs[i] = backends.HeldJob{Expert: int32(set%s.Sets*s.K + i), Rows: []int32{int32(i)}}
+		}
+		set++
+		return e.Start(0, jobs, s.K, 1, backends.SwiGLU, nil)
+	}
+	return start, func() error { _, err := e.Finish(); return err }
+}
+
+// overlap measures how much of an upload passes while groups are computed, by the
+// host's clock: uploads alone, as many groups as take as long alone, both at once.
+func (m *Measurement) overlap(d Driver) (err error) {
+	run := func(all ...func() error) (float64, error) {
+		best := 0.0
+		for range 5 {
+			start := time.Now()
+			for _, begin := range all {
+				if err := begin(); err != nil {
+					return 0, err
+				}
+			}
+			if err := d.Wait(); err != nil {
+				return 0, err
+			}
+			if ns := float64(time.Since(start).Nanoseconds()); best == 0 || ns < best {
+				best = ns
+			}
+		}
+		return best, nil
+	}
+	if m.Upload, err = run(d.Upload); err != nil {
+		return err
+	}
+	m.Groups = max(1, min(1000, int(m.Upload/Median(m.Group))))
+	groups, err := d.Groups(m.Groups)
+	if err != nil {
+		return err
+	}
+	if m.Alone, err = run(groups); err != nil {
+		return err
+	}
+	m.Both, err = run(d.Upload, groups)
+	return err
+}
+
+// parts are the matrices of an expert, some encoded rows again and again.
+func parts(l backends.HeldLayer) (parts [3][]byte, err error) {
 	for i, n := range l.Parts() {
 		cols := [...]int{l.Dim, l.Dim, l.FF}[i]
 		t := l.Types[i]

@@ -11,6 +11,7 @@ import (
 	"sluice/backends"
 	"sluice/backends/backendtest"
 	"sluice/backends/cpu"
+	"sluice/backends/held"
 )
 
 // The kernels of dense.cu pass the suite of backends.
@@ -250,13 +251,13 @@ func (b *stepper) product(step string, y uint64, stride int, w *backends.Linear,
 		return
 	}
 	d := b.d
-	f := formAt(b.room(int(formBytes(total*w.Cols))), total*w.Cols)
+	f := formAt(b.room(int(held.FormBytes(total*w.Cols))), total*w.Cols)
 	top := b.room(4)
 	leave := d.enter()
 	b.check(d.quantize(w.Type, f, x, 0, top, total*w.Cols, 0))
 	leave()
 	code := b.planes(w)
-	job := rowsJob{w: code, y: y, bias: b.floats(w.Bias), n: uint32(count), stride: uint32(stride)}
+	job := rowsJob{W: code, Y: y, Bias: b.floats(w.Bias), N: uint32(count), Stride: uint32(stride)}
 	var index []int32
 	for i := range count {
 		index = append(index, int32(rowOf(i)), int32(i))
@@ -264,7 +265,7 @@ func (b *stepper) product(step string, y uint64, stride int, w *backends.Linear,
 	jobs := b.put(unsafe.Slice((*byte)(unsafe.Pointer(&job)), unsafe.Sizeof(job)))
 	leave = d.enter()
 	defer leave()
-	b.check(d.multiply(w.Type, rowsParams{jobs: jobs, index: b.ints(index), code: f.code, scale: f.scale, sum: f.sum, rows: uint32(w.Rows), cols: uint32(w.Cols)}, 1, count))
+	b.check(d.multiply(w.Type, rowsParams{jobs: jobs, index: b.ints(index), code: f.Code, scale: f.Scale, sum: f.Sum, rows: uint32(w.Rows), cols: uint32(w.Cols)}, 1, count))
 	b.check(d.check("stream synchronize", d.dr.f.waitStream.call(d.kernels)))
 	for _, m := range b.temp {
 		if m.at == top && *at[uint32](m, 0) != 0 && *at[uint32](b.top, 0) == 0 {

@@ -149,7 +149,7 @@ func work(t *testing.T, f *fake) (err error) {
 		return err
 	}
 	defer d.Close()
-	e, err := d.NewExperts(map[int]backends.HeldLayer{5: small}, 2, 4)
+	e, err := d.newExperts(map[int]backends.HeldLayer{5: small}, 2, 4)
 	if err != nil {
 		return err
 	}
@@ -186,11 +186,12 @@ func TestPinning(t *testing.T) {
 	for _, limit := range []int{stagingSize + 1<<20, 1 << 20, 1 << 30} {
 		f.call("fakePinned", uintptr(limit))
 		before := d.unpinned
-		e, err := d.NewExperts(map[int]backends.HeldLayer{5: small}, 2, 4)
+		e, err := d.newExperts(map[int]backends.HeldLayer{5: small}, 2, 4)
 		if err != nil {
 			t.Fatal(err)
 		}
-		pinned, asked, failures := e.Pinned()
+		u := e.Memory()
+		pinned, asked, failures := u.Pinned, u.PinAsked, u.Unpinned
 		if want := int64(2 - limit>>20/32); limit < 1<<30 && failures-before != want || limit == 1<<30 && failures != before {
 			t.Errorf("limit %d: %d failures", limit, failures-before)
 		}
@@ -217,7 +218,7 @@ func TestReplace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	e, err := d.NewExperts(map[int]backends.HeldLayer{5: small}, 2, 4)
+	e, err := d.newExperts(map[int]backends.HeldLayer{5: small}, 2, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,13 +232,13 @@ func TestReplace(t *testing.T) {
 	g, other := newGroup(t, rng, small, 3, 2, 2), newGroup(t, rng, small, 3, 2, 2)
 	g.upload(t, e)
 	g.run(t, ref, e, "before")
-	used := e.Usage()
+	used := e.Experts.Usage()
 	for i, x := range other.all {
 		if err := e.Replace(5, i, 5, i, [3][]byte{x.Gate.Data, x.Up.Data, x.Down.Data}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if u := e.Usage(); u.Payload != used.Payload || u.Allocated != used.Allocated || u.Experts != 2 || u.Driver != u.Allocated {
+	if u := e.Experts.Usage(); u.Payload != used.Payload || u.Allocated != used.Allocated || u.Experts != 2 || u.Driver != u.Allocated {
 		t.Errorf("after: %+v, before: %+v", u, used)
 	}
 	other.act, other.bias = g.act, g.bias

@@ -89,7 +89,7 @@ func TestExperts(t *testing.T) {
 					l.Types[1] = other
 				}
 				name := fmt.Sprintf("%v, %+v", l.Types, c)
-				e, err := d.NewExperts(map[int]backends.HeldLayer{5: l}, c.k, c.n)
+				e, err := d.newExperts(map[int]backends.HeldLayer{5: l}, c.k, c.n)
 				if err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}
@@ -167,7 +167,7 @@ func (g *group) refill(rng *rand.Rand) {
 	}
 }
 
-func (g *group) upload(t *testing.T, e *Experts) {
+func (g *group) upload(t *testing.T, e *experts) {
 	for i, x := range g.all {
 		if err := e.Upload(5, i, [3][]byte{x.Gate.Data, x.Up.Data, x.Down.Data}); err != nil {
 			t.Fatal(err)
@@ -175,7 +175,7 @@ func (g *group) upload(t *testing.T, e *Experts) {
 	}
 }
 
-func (g *group) run(t *testing.T, ref *cpu.Backend, e *Experts, name string) {
+func (g *group) run(t *testing.T, ref *cpu.Backend, e *experts, name string) {
 	t.Helper()
 	l, n, k := g.l, g.n, g.k
 	jobs, held := make([]backends.Job, len(g.all)), make([]backends.HeldJob, len(g.all))

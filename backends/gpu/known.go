@@ -26,7 +26,7 @@ func (d *Device) known() error {
 		w[i] = float32(i%13) - 5.7
 	}
 	floats, codes := formAt(b.at+first, n), formAt(b.at+second, n)
-	*at[rowsJob](b, jobAt) = rowsJob{w: b.at + wAt, y: b.at + yAt, n: 1, stride: 1}
+	*at[rowsJob](b, jobAt) = rowsJob{W: b.at + wAt, Y: b.at + yAt, N: 1, Stride: 1}
 	clear(slice[uint32](b, indexAt, 2))
 	leave := d.enter()
 	err = d.quantize(quant.F32, floats, b.at+gAt, b.at+uAt, b.at, n, 1)
@@ -34,7 +34,7 @@ func (d *Device) known() error {
 		err = d.quantize(quant.Q4_K, codes, b.at+gAt, b.at+uAt, b.at, n, 1)
 	}
 	if err == nil {
-		err = d.multiply(quant.F32, rowsParams{jobs: b.at + jobAt, index: b.at + indexAt, code: floats.code, rows: 1, cols: n}, 1, 1)
+		err = d.multiply(quant.F32, rowsParams{jobs: b.at + jobAt, index: b.at + indexAt, code: floats.Code, rows: 1, cols: n}, 1, 1)
 	}
 	if err == nil {
 		err = d.check("stream synchronize", d.dr.f.waitStream.call(d.kernels))
@@ -43,7 +43,7 @@ func (d *Device) known() error {
 	if err != nil {
 		return err
 	}
-	wrong := known.Differs(slice[float32](b, int(floats.code-b.at), n), slice[float32](b, int(codes.scale-b.at), n/256), slice[int8](b, int(codes.code-b.at), n))
+	wrong := known.Differs(slice[float32](b, int(floats.Code-b.at), n), slice[float32](b, int(codes.Scale-b.at), n/256), slice[int8](b, int(codes.Code-b.at), n))
 	var lanes [16]float32
 	for i, v := range known.Want {
 		lanes[i%16] += float32(w[i] * v)

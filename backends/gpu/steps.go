@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"sluice/backends"
+	"sluice/backends/held"
 	"sluice/internal/quant"
 )
 
@@ -33,13 +34,7 @@ type rowsParams struct {
 }
 
 // A rowsJob is one matrix times some vectors.
-type rowsJob struct {
-	w, y, bias uint64
-	first      uint32 // of its vectors in the index, two words each: input row, output row
-	n          uint32
-	stride     uint32 // floats
-	_          uint32
-}
+type rowsJob = held.Job
 
 const (
 	threads      = 128 // of a block of rows kernels
@@ -95,7 +90,7 @@ func planesOf(t quant.Type) []field {
 
 func even(n int64) int64 { return (n + 15) &^ 15 }
 
-// matrixBytes is what rows x cols take on the device, a multiple of matrixAlign.
+// matrixBytes is what rows x cols take on the device, a multiple of held.Align.
 func matrixBytes(t quant.Type, rows, cols int) int64 {
 	n := int64(rows) * int64(t.RowBytes(cols))
 	if planes := planesOf(t); planes != nil {
@@ -106,10 +101,8 @@ func matrixBytes(t quant.Type, rows, cols int) int64 {
 			n = even(n) + blocks*int64(f.size)
 		}
 	}
-	return (n + matrixAlign - 1) &^ (matrixAlign - 1)
+	return (n + held.Align - 1) &^ (held.Align - 1)
 }
-
-const matrixAlign = 256
 
 // rows is the kernel for rows of a type with that many vectors of a job at most,
 // the rows of a block of threads, and the vectors.
@@ -156,7 +149,7 @@ func (d *Device) quantize(t quant.Type, f form, x, u, top uint64, n int, gate ui
 	if err != nil {
 		return err
 	}
-	p := quantizeParams{x: x, u: u, code: f.code, scale: f.scale, sum: f.sum, top: top, n: uint32(n), block: uint32(t.ActBlock()), gate: gate}
+	p := quantizeParams{x: x, u: u, code: f.Code, scale: f.Scale, sum: f.Sum, top: top, n: uint32(n), block: uint32(t.ActBlock()), gate: gate}
 	if pairs(t) {
 		p.pair = 1
 	}
@@ -172,23 +165,9 @@ func alike(a, b quant.Type) bool {
 func pairs(t quant.Type) bool { return t == quant.MXFP4 || t == quant.IQ4_NL }
 
 // A form is a batch of vectors as rows meet them, in device memory.
-type form struct {
-	code, scale, sum uint64 // code holds floats for float rows
-}
+type form = held.Form
 
-// formBytes is what a form of so many floats takes, whatever the type.
-func formBytes(floats int) int64 {
-	return 4*int64(floats) + 4*int64(floats)/32 + 4*int64(floats)/16 + 3*256
-}
-
-// formAt lays a form of so many floats out from an address on.
-func formAt(at uint64, floats int) form {
-	n := uint64(floats)
-	f := form{code: at}
-	f.scale = (f.code + 4*n + 255) &^ 255
-	f.sum = (f.scale + n/8 + 255) &^ 255
-	return f
-}
+func formAt(at uint64, floats int) form { return held.FormAt(at, floats) }
 
 // gateOf is the number of an activation in the kernel.
 func gateOf(a backends.Activation) uint32 { return 1 + uint32(a) }

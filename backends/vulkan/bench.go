@@ -1,13 +1,13 @@
 package vulkan
 
 import (
+	"errors"
 	"fmt"
 	"time"
 	"unsafe"
 
 	"sluice/backends"
 	"sluice/backends/bench"
-	"sluice/internal/quant"
 )
 
 // A queries is a pool of timestamps.
@@ -80,12 +80,7 @@ var Steps = []string{"parameters", "quantize", "gate and up", "activation", "dow
 
 // Bench measures groups of experts against copies in the device's own memory.
 func (d *Device) Bench(s bench.Shape) (*bench.Measurement, error) {
-	l := Layer{Types: [3]quant.Type{s.Type, s.Type, s.Type}, Dim: s.Dim, FF: s.FF}
-	parts, err := bench.Parts(l)
-	if err != nil {
-		return nil, err
-	}
-	e, err := d.NewExperts(map[int]Layer{0: l}, s.K, 1)
+	e, err := d.newExperts(map[int]backends.HeldLayer{0: s.Layer()}, s.K, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -93,57 +88,13 @@ func (d *Device) Bench(s bench.Shape) (*bench.Measurement, error) {
 	if e.times, err = d.queries(2); err != nil {
 		return nil, err
 	}
-	for i := range s.Sets * s.K {
-		if err := e.Upload(0, i, parts); err != nil {
-			return nil, err
-		}
-	}
-	if err := e.Settle(); err != nil {
+	b := &measured{e: e}
+	defer b.close()
+	if err := b.open(s); err != nil {
 		return nil, err
 	}
-	copies, err := d.newCopier(s.CopyBytes)
+	m, err := bench.Measure(s, e.Experts, b)
 	if err != nil {
-		return nil, err
-	}
-	defer copies.close()
-	m := &bench.Measurement{Type: s.Type.String(), CopyBytes: s.CopyBytes, Steps: map[string]float64{}}
-	for _, p := range parts {
-		m.GroupBytes += int64(s.K) * int64(len(p))
-	}
-	x := e.Input(1, s.Dim)
-	for i := range x {
-		x[i] = float32(i%17-8) * 0x1p-6
-	}
-	jobs := make([]backends.HeldJob, s.K)
-	group := func(set int) (ns []float64, wall time.Duration, err error) {
-		for i := range jobs {
-			jobs[i] = backends.HeldJob{Expert: int32(set%s.Sets*s.K + i), Rows: []int32{int32(i)}}
-		}
-		start := time.Now()
-		if err := e.Start(0, jobs, s.K, 1, backends.SwiGLU, nil); err != nil {
-			return nil, 0, err
-		}
-		if _, err := e.Finish(); err != nil {
-			return nil, 0, err
-		}
-		wall = time.Since(start)
-		ns, err = e.times.read()
-		return ns, wall, err
-	}
-	for sample := -2; sample < s.Samples; sample++ { // two to warm up
-		ns, wall, err := group(sample + 2)
-		if err != nil {
-			return nil, err
-		}
-		copied, err := copies.run()
-		if err != nil {
-			return nil, err
-		}
-		if sample >= 0 {
-			m.Group, m.Wall, m.Copy = append(m.Group, ns[0]), append(m.Wall, float64(wall.Nanoseconds())), append(m.Copy, copied)
-		}
-	}
-	if err := e.overlap(m); err != nil {
 		return nil, err
 	}
 	// Once more with a stamp between the steps, which costs time.
@@ -155,9 +106,10 @@ func (d *Device) Bench(s bench.Shape) (*bench.Measurement, error) {
 	if e.times, err = d.queries(len(Steps) + 1); err != nil {
 		return nil, err
 	}
+	start, finish := bench.Groups(s, e.Experts)
 	each := make([][]float64, len(Steps))
-	for set := range max(3, s.Samples/3) {
-		ns, _, err := group(set)
+	for range max(3, s.Samples/3) {
+		ns, _, err := b.group(start, finish)
 		if err != nil {
 			return nil, err
 		}
@@ -169,6 +121,101 @@ func (d *Device) Bench(s bench.Shape) (*bench.Measurement, error) {
 		m.Steps[name] = bench.Median(each[i])
 	}
 	return m, nil
+}
+
+// A measured implements bench.Driver.
+type measured struct {
+	e              *experts
+	copies         *copier
+	stage, to      *buffer
+	upload, groups *commands
+	points         [2]point // of what was begun
+}
+
+func (b *measured) open(s bench.Shape) (err error) {
+	d := b.e.d
+	if b.copies, err = d.newCopier(s.CopyBytes); err != nil {
+		return err
+	}
+	if b.stage, err = d.buffer(up, bench.UploadRun); err != nil {
+		return err
+	}
+	if b.to, err = d.buffer(weights, bench.UploadRun); err != nil {
+		return err
+	}
+	if b.upload, err = d.copies.commands(); err != nil {
+		return err
+	}
+	b.upload.begin()
+	for range bench.UploadBytes / bench.UploadRun {
+		b.upload.copy(b.to, 0, b.stage, 0, bench.UploadRun)
+		b.upload.barrier()
+	}
+	return b.upload.end()
+}
+
+func (b *measured) close() {
+	b.Wait()
+	b.upload.free()
+	b.groups.free()
+	b.e.d.drop(b.stage)
+	b.e.d.drop(b.to)
+	if b.copies != nil {
+		b.copies.close()
+	}
+}
+
+// group runs one and gives the times between its stamps.
+func (b *measured) group(start, finish func() error) (ns []float64, wall time.Duration, err error) {
+	begin := time.Now()
+	if err := start(); err != nil {
+		return nil, 0, err
+	}
+	if err := finish(); err != nil {
+		return nil, 0, err
+	}
+	wall = time.Since(begin)
+	ns, err = b.e.times.read()
+	return ns, wall, err
+}
+
+func (b *measured) Sample(start, finish func() error) (group, wall, copied float64, err error) {
+	ns, w, err := b.group(start, finish)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	copied, err = b.copies.run()
+	return ns[0], float64(w.Nanoseconds()), copied, err
+}
+
+func (b *measured) Upload() (err error) {
+	b.points[0], err = b.upload.submit()
+	return err
+}
+
+// Groups records n of the one program that there is.
+func (b *measured) Groups(n int) (func() error, error) {
+	e := b.e
+	var err error
+	if b.groups, err = e.d.kernels.commands(); err != nil {
+		return nil, err
+	}
+	b.groups.begin()
+	for range n {
+		for p := range e.programs {
+			e.record(b.groups, p, nil)
+		}
+		b.groups.barrier()
+	}
+	return func() error {
+		var err error
+		b.points[1], err = b.groups.submit()
+		return err
+	}, b.groups.end()
+}
+
+func (b *measured) Wait() error {
+	return errors.Join(b.e.d.waitFor(b.points[0]), b.e.d.waitFor(b.points[1]))
 }
 
 // A copier copies within the device's memory, by its clock: by the driver's own
@@ -244,85 +291,4 @@ func (k *copier) close() {
 	k.d.drop(k.a)
 	k.d.drop(k.b)
 	k.d.drop(k.param)
-}
-
-// overlap measures how much of an upload through staging passes while groups are
-// computed, by the host's clock: uploads alone, as many groups as take as long
-// alone, both at once. The groups are those of the last Start.
-func (e *Experts) overlap(m *bench.Measurement) error {
-	d := e.d
-	const each = 16 << 20
-	stage, err := d.buffer(up, each)
-	if err != nil {
-		return err
-	}
-	defer d.drop(stage)
-	to, err := d.buffer(weights, each)
-	if err != nil {
-		return err
-	}
-	defer d.drop(to)
-	upload, err := d.copies.commands()
-	if err != nil {
-		return err
-	}
-	defer upload.free()
-	const times = 8
-	upload.begin()
-	for range times {
-		upload.copy(to, 0, stage, 0, each)
-		upload.barrier()
-	}
-	if err := upload.end(); err != nil {
-		return err
-	}
-	m.UploadSize = times * each
-	var group program
-	for p := range e.programs {
-		group = p
-	}
-	run := func(all ...*commands) (float64, error) {
-		best := 0.0
-		for range 5 {
-			start := time.Now()
-			points := make([]point, len(all))
-			for i, c := range all {
-				if points[i], err = c.submit(); err != nil {
-					return 0, err
-				}
-			}
-			for _, p := range points {
-				if err := d.waitFor(p); err != nil {
-					return 0, err
-				}
-			}
-			if ns := float64(time.Since(start).Nanoseconds()); best == 0 || ns < best {
-				best = ns
-			}
-		}
-		return best, nil
-	}
-	if m.Upload, err = run(upload); err != nil {
-		return err
-	}
-	m.Groups = max(1, min(1000, int(m.Upload/bench.Median(m.Group))))
-	groups, err := d.kernels.commands()
-	if err != nil {
-		return err
-	}
-	defer groups.free()
-	groups.begin()
-	s := e.scratch(e.k * e.most)
-	for range m.Groups {
-		e.record(groups, group, s, nil)
-		groups.barrier()
-	}
-	if err := groups.end(); err != nil {
-		return err
-	}
-	if m.Alone, err = run(groups); err != nil {
-		return err
-	}
-	m.Both, err = run(groups, upload)
-	return err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
+	"sluice/backends"
 	"sluice/internal/quant"
 )
 
@@ -34,7 +35,7 @@ func wants(t *testing.T, err error, words ...string) {
 // whatever follows says it again.
 func TestFaults(t *testing.T) {
 	devices(t, func(t *testing.T, d *Device) {
-		l := Layer{Types: [3]quant.Type{quant.Q8_0, quant.Q8_0, quant.Q8_0}, Dim: 256, FF: 256}
+		l := backends.HeldLayer{Types: [3]quant.Type{quant.Q8_0, quant.Q8_0, quant.Q8_0}, Dim: 256, FF: 256}
 		part := make([]byte, 256*quant.Q8_0.RowBytes(256))
 		parts := [3][]byte{part, part, part}
 		real := d.f
@@ -42,10 +43,10 @@ func TestFaults(t *testing.T) {
 
 		// No memory: at the start, and for an arena.
 		d.f.allocate = fails(errOutOfDevice)
-		_, err := d.NewExperts(map[int]Layer{0: l}, 2, 2)
+		_, err := d.newExperts(map[int]backends.HeldLayer{0: l}, 2, 2)
 		wants(t, err, "vkAllocateMemory found no device memory", "VkResult -2", "lower --vram", "bytes of")
 		d.f.allocate = real.allocate
-		e, err := d.NewExperts(map[int]Layer{0: l}, 2, 2)
+		e, err := d.newExperts(map[int]backends.HeldLayer{0: l}, 2, 2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -209,24 +210,5 @@ func TestLanes(t *testing.T) {
 	}
 	if f := computeFamily([]queueFamily{{flags: queueTransfer, count: 1}}); f != -1 {
 		t.Errorf("family %d computes nothing", f)
-	}
-}
-
-// The driver's count is held against what was allocated.
-func TestDoubt(t *testing.T) {
-	for _, c := range []struct {
-		u    Usage
-		want string
-	}{
-		{Usage{Experts: 320, Allocated: 6_040_000_000, Driver: 82_000_000}, "warning: VRAM tier claims 6.04 GB but the driver reports 82 MB in use on device 0: experts are not in VRAM."},
-		{Usage{Experts: 320, Allocated: 6_040_000_000, Driver: 5_500_000_000}, ""},
-		{Usage{Experts: 320, Allocated: 6_040_000_000, Driver: 5_400_000_000}, "warning: VRAM tier claims 6.04 GB but the driver reports 5.40 GB in use on device 0: experts are not in VRAM."},
-		{Usage{Experts: 320, Allocated: 6_040_000_000, Driver: -1}, ""},
-		{Usage{Experts: 320, Allocated: 1_000_000_000, Driver: 2_000_000_000}, "warning: VRAM tier claims 1.00 GB but the driver reports 2.00 GB in use on device 0: something else of this process takes the rest; lower --vram if the device runs out of memory."},
-		{Usage{Allocated: 1_000_000, Driver: 0}, ""},
-	} {
-		if got := c.u.Doubt(0); got != c.want {
-			t.Errorf("%+v:\n got %q\nwant %q", c.u, got, c.want)
-		}
 	}
 }

@@ -43,7 +43,7 @@ func (d *Device) known() error {
 		return err
 	}
 	q := formAt(formOff+8*n, n)
-	if wrong := known.Differs(slice[float32](b, formOff, n), slice[float32](b, q.scale, n/256), slice[int8](b, q.code, n)); wrong != "" {
+	if wrong := known.Differs(slice[float32](b, formOff, n), slice[float32](b, q.Scale, n/256), slice[int8](b, q.Code, n)); wrong != "" {
 		return fmt.Errorf("vulkan: %w: %s (driver %s) computes %s: it does not round as IEEE 754 says; update its driver, or run with --backend cpu",
 			ErrUnfit, d.Name, d.Driver, wrong)
 	}

@@ -48,8 +48,8 @@ func again(t *testing.T, d *Device, rng *rand.Rand, typ quant.Type, rounds int) 
 		t.Fatal(err)
 	}
 	defer ref.Close()
-	l := Layer{Types: [3]quant.Type{typ, typ, quant.Q8_0}, Dim: 256, FF: 256}
-	e, err := d.NewExperts(map[int]Layer{5: l}, 4, 3)
+	l := backends.HeldLayer{Types: [3]quant.Type{typ, typ, quant.Q8_0}, Dim: 256, FF: 256}
+	e, err := d.newExperts(map[int]backends.HeldLayer{5: l}, 4, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,14 +77,14 @@ func TestProductionOrder(t *testing.T) {
 		}
 		defer ref.Close()
 		rng := rand.New(rand.NewPCG(5, 6))
-		kinds := []Layer{
+		kinds := []backends.HeldLayer{
 			{Types: [3]quant.Type{quant.Q4_K, quant.Q4_K, quant.Q6_K}, Dim: 512, FF: 256},
 			{Types: [3]quant.Type{quant.Q4_K, quant.Q8_0, quant.BF16}, Dim: 512, FF: 256},
 			{Types: [3]quant.Type{quant.MXFP4, quant.MXFP4, quant.MXFP4}, Dim: 512, FF: 256},
 		}
-		var all []*Experts
+		var all []*experts
 		for _, l := range kinds {
-			e, err := d.NewExperts(map[int]Layer{5: l}, 4, 3)
+			e, err := d.newExperts(map[int]backends.HeldLayer{5: l}, 4, 3)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -165,12 +165,12 @@ func TestOneWriter(t *testing.T) {
 			count(kernel{"quantize_count", uint32(c.block), 0}, 128)
 			what := fmt.Sprintf("quantize %+v", c)
 			if c.block == 0 {
-				wants(what, f.code-b.at, c.n, 64)
+				wants(what, f.Code-b.at, c.n, 64)
 				continue
 			}
-			wants(what+" codes", f.code-b.at, c.n/4, 64)
-			wants(what+" scales", f.scale-b.at, c.n/c.block, 8)
-			wants(what+" sums", f.sum-b.at, c.n/16, 64)
+			wants(what+" codes", f.Code-b.at, c.n/4, 64)
+			wants(what+" scales", f.Scale-b.at, c.n/c.block, 8)
+			wants(what+" sums", f.Sum-b.at, c.n/16, 64)
 		}
 		for _, typ := range []quant.Type{quant.Q4_K, quant.Q8_0, quant.MXFP4, quant.F32} {
 			for _, c := range []struct{ rows, cols, n int }{{1, 256, 1}, {13, 2304, 1}, {21, 512, 5}, {8, 4096, 20}} {
@@ -183,7 +183,7 @@ func TestOneWriter(t *testing.T) {
 				for i, list := 0, slice[uint32](b, index, 2*c.n); i < c.n; i++ {
 					list[2*i], list[2*i+1] = 0, uint32(i)
 				}
-				*at[rowsJob](b, jobs) = rowsJob{w: b.at + 1<<18, y: b.at + y, n: uint32(c.n), stride: uint32(c.rows)}
+				*at[rowsJob](b, jobs) = rowsJob{W: b.at + 1<<18, Y: b.at + y, N: uint32(c.n), Stride: uint32(c.rows)}
 				*at[rowsParams](b, 128) = formAt(b.at+1<<17, 8192).rows(b.at+jobs, b.at+index, 1, c.n, per, c.rows, c.cols, typ)
 				count(k, 128)
 				wants(fmt.Sprintf("%v %+v", typ, c), y, c.rows*c.n, 64)

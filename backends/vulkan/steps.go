@@ -2,8 +2,10 @@ package vulkan
 
 import (
 	"fmt"
+	"unsafe"
 
 	"sluice/backends"
+	"sluice/backends/held"
 	"sluice/internal/quant"
 )
 
@@ -27,13 +29,9 @@ type rowsParams struct {
 }
 
 // A rowsJob is one matrix times some positions.
-type rowsJob struct {
-	w, y, bias uint64
-	first      uint32 // of its positions in the index, two words each: input row, output row
-	n          uint32
-	stride     uint32 // floats
-	_          uint32
-}
+type rowsJob = held.Job
+
+const jobBytes = int(unsafe.Sizeof(rowsJob{}))
 
 // Types are the formats whose rows the kernels multiply.
 var types = []quant.Type{quant.F32, quant.F16, quant.BF16, quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q4_K, quant.Q5_K, quant.Q6_K, quant.IQ4_NL, quant.MXFP4,
@@ -75,29 +73,15 @@ func gatedQuantizer(t quant.Type, act backends.Activation) kernel {
 }
 
 // A form is a batch of vectors as rows meet them, in device memory.
-type form struct {
-	code, scale, sum uint64 // code holds floats for float rows
-}
+type form held.Form
 
-// formBytes is what a form of so many floats takes, whatever the type.
-func formBytes(floats int) int64 {
-	return 4*int64(floats) + 4*int64(floats)/32 + 4*int64(floats)/16 + 3*256
-}
-
-// formAt lays a form of so many floats out from an address on.
-func formAt(at uint64, floats int) form {
-	n := uint64(floats)
-	f := form{code: at}
-	f.scale = (f.code + 4*n + 255) &^ 255
-	f.sum = (f.scale + n/8 + 255) &^ 255
-	return f
-}
+func formAt(at uint64, floats int) form { return form(held.FormAt(at, floats)) }
 
 func (f form) quantize(x, u, top uint64, n int) quantizeParams {
-	return quantizeParams{groups: [4]uint32{uint32((n + 255) / 256), 1, 1, 0}, x: x, u: u, code: f.code, scale: f.scale, sum: f.sum, top: top, n: uint32(n)}
+	return quantizeParams{groups: [4]uint32{uint32((n + 255) / 256), 1, 1, 0}, x: x, u: u, code: f.Code, scale: f.Scale, sum: f.Sum, top: top, n: uint32(n)}
 }
 
 func (f form) rows(jobs, index uint64, count, most, perGroup, rows, cols int, t quant.Type) rowsParams {
 	return rowsParams{groups: [4]uint32{uint32((rows + perGroup - 1) / perGroup), uint32(count), uint32((most + 7) / 8), 0},
-		jobs: jobs, index: index, code: f.code, scale: f.scale, sum: f.sum, rows: uint32(rows), cols: uint32(cols), rowBytes: uint32(t.RowBytes(cols))}
+		jobs: jobs, index: index, code: f.Code, scale: f.Scale, sum: f.Sum, rows: uint32(rows), cols: uint32(cols), rowBytes: uint32(t.RowBytes(cols))}
 }

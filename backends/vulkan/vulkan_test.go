@@ -63,12 +63,12 @@ func TestExperts(t *testing.T) {
 			}
 			other := types[rng.IntN(len(types))]
 			for _, c := range []struct{ dim, ff, n, k, jobs int }{{256, 512, 1, 4, 4}, {512, 256, 3, 2, 5}, {2304, 512, 1, 8, 8}, {256, 256, 20, 3, 6}} {
-				l := Layer{Types: [3]quant.Type{typ, typ, other}, Dim: c.dim, FF: c.ff}
+				l := backends.HeldLayer{Types: [3]quant.Type{typ, typ, other}, Dim: c.dim, FF: c.ff}
 				if c.n == 3 {
 					l.Types[1] = other
 				}
 				name := fmt.Sprintf("%v, %+v", l.Types, c)
-				e, err := d.NewExperts(map[int]Layer{5: l}, c.k, c.n)
+				e, err := d.newExperts(map[int]backends.HeldLayer{5: l}, c.k, c.n)
 				if err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}
@@ -90,18 +90,18 @@ func TestExperts(t *testing.T) {
 	})
 }
 
-func run(t *testing.T, ref *cpu.Backend, e *Experts, rng *rand.Rand, l Layer, n, k, experts int, x []float32, name string) {
+func run(t *testing.T, ref *cpu.Backend, e *experts, rng *rand.Rand, l backends.HeldLayer, n, k, experts int, x []float32, name string) {
 	t.Helper()
 	matrix := func(typ quant.Type, rows, cols int) backends.Matrix {
 		return backends.Matrix{Type: typ, Rows: rows, Cols: cols, Data: backendtest.Weights(rng, typ, rows*cols)}
 	}
-	clear(e.biases) // of a layer they are the same every time; this is another layer each time
-	// Biases and the clamped activation in half of the cases.
+	// Biases, of a layer always the same, and the clamped activation in half of the cases.
 	var act backends.Activation
 	var bias *[3][]float32
 	if rng.IntN(2) == 0 {
 		act = backends.ClampedSwiGLU
-		bias = &[3][]float32{backendtest.Vectors(rng, experts, l.FF, 0), backendtest.Vectors(rng, experts, l.FF, 0), backendtest.Vectors(rng, experts, l.Dim, 0)}
+		same := rand.New(rand.NewPCG(uint64(l.Dim), uint64(l.FF)))
+		bias = &[3][]float32{backendtest.Vectors(same, experts, l.FF, 0), backendtest.Vectors(same, experts, l.FF, 0), backendtest.Vectors(same, experts, l.Dim, 0)}
 	}
 	all := make([]backends.Expert, experts)
 	for i := range all {

@@ -212,7 +212,7 @@ func (p *Plan) openGPU(o Options, in *vulkan.Instance, index int) error {
 		return err
 	}
 	g.experts = experts
-	g.room = dev.Free() - experts.ScratchBytes() - vramReserve
+	g.room = dev.Free() - experts.Usage().Allocated - vramReserve
 	if dev.Software() {
 		g.room += vramReserve // of RAM, which has its own ledger
 	}
@@ -254,7 +254,7 @@ func (p *Plan) openNative(o Options, api native.API, wanted bool) error {
 			return err
 		}
 		g.experts = experts
-		if _, _, failed := experts.Pinned(); failed > 0 {
+		if failed := experts.Usage().Unpinned; failed > 0 {
 			p.Notices = append(p.Notices, fmt.Sprintf("warning: %d of the buffers for uploads to %s could not be pinned: uploads will be slow; raise the limit of locked memory (ulimit -l) or free RAM", failed, g.name))
 		}
 		free, err := dev.Free()

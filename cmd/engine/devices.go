@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"sluice/backends"
+	"sluice/backends/held"
 	"sluice/internal/offheap"
 	"sluice/tiers"
 )
@@ -36,21 +37,9 @@ type gpu struct {
 	name    string // vulkan:0
 	index   int
 	dev     io.Closer
-	experts expertDevice
+	experts *held.Experts
 	room    int64 // bytes for experts
 	taken   int64
-}
-
-// An expertDevice is what every maker's experts are to an engine.
-type expertDevice interface {
-	backends.Holder
-	ExpertBytes(layer int) int64
-	ScratchBytes() int64
-	Upload(layer, expert int, parts [3][]byte) error
-	Replace(oldLayer, old, layer, expert int, parts [3][]byte) error
-	Settle() error
-	Usage() backends.HeldUsage
-	Close() error
 }
 
 // room is what experts may take in all.

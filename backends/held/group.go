@@ -1,0 +1,179 @@
+package held
+
+import (
+	"fmt"
+	"unsafe"
+
+	"sluice/backends"
+)
+
+// A Group is experts of one layer and the vectors that they compute.
+type Group struct {
+	Layer   backends.HeldLayer
+	Act     backends.Activation
+	Jobs    int // experts
+	N       int // input vectors
+	Rows    int // output vectors of all jobs
+	Longest int // output vectors of a job at most
+}
+
+// Single says that each expert computes the one input vector, once.
+func (g *Group) Single() bool { return g.N == 1 && g.Rows == g.Jobs }
+
+// A Job is one matrix times some vectors, as kernels read it.
+type Job struct {
+	W, Y, Bias uint64 // of the matrix, of the output rows, of the matrix's biases or 0
+	First      uint32 // of its vectors in the index, two words each: input row, output row
+	N          uint32
+	Stride     uint32 // of output rows, in floats
+	_          uint32
+}
+
+// Places are how memory lies that host and device share: offsets from the control
+// block's copy on the device on. Input and Output are the bytes of buffers of their own.
+//
+// The control block is the driver's head, 3*MostJobs jobs (of a group of j experts
+// first j for gate, then j for up, then j for down), and an index of a group's rows
+// for gate and up, behind it one for down.
+type Places struct {
+	Jobs, Index    int64
+	Control        int64 // bytes of the control block; the scratch is behind it
+	X              int64 // floats, if there is a copy
+	XA, XB, Hidden int64 // forms of x, for gate and for up, and of what down multiplies
+	Gate, Up, Out  int64 // floats
+	Size           int64 // bytes of all
+	Input, Output  int64
+}
+
+func places(opt Options, dim, ff, k, most int) (p Places) {
+	rows := k * most
+	take := func(n int64) int64 {
+		at := p.Size
+		p.Size += aligned(n)
+		return at
+	}
+	take(int64(opt.Head))
+	p.Jobs = take(3 * MostJobs * int64(unsafe.Sizeof(Job{})))
+	p.Index = take(IndexBytes(rows))
+	p.Control = p.Size
+	if opt.X {
+		p.X = take(4 * int64(most*dim))
+	}
+	p.XA, p.XB = take(FormBytes(most*dim)), take(FormBytes(most*dim))
+	p.Hidden = take(FormBytes(rows * ff))
+	p.Gate, p.Up = take(4*int64(rows)*int64(ff)), take(4*int64(rows)*int64(ff))
+	p.Out = take(4 * int64(rows) * int64(dim))
+	p.Input, p.Output = 4*int64(most)*int64(dim), 4*int64(rows)*int64(dim)
+	return p
+}
+
+// IndexBytes is what the index of a group of so many rows takes.
+func IndexBytes(rows int) int64 { return 16 * int64(rows) }
+
+// A Form is a batch of vectors as rows meet them, in device memory.
+type Form struct {
+	Code, Scale, Sum uint64 // Code holds floats for float rows
+}
+
+// FormBytes is what a form of so many floats takes, whatever the type.
+func FormBytes(floats int) int64 {
+	return 4*int64(floats) + 4*int64(floats)/32 + 4*int64(floats)/16 + 3*Align
+}
+
+// FormAt lays a form of so many floats out from an address on.
+func FormAt(at uint64, floats int) Form {
+	n := int64(floats)
+	f := Form{Code: at}
+	f.Scale = uint64(aligned(int64(f.Code) + 4*n))
+	f.Sum = uint64(aligned(int64(f.Scale) + n/8))
+	return f
+}
+
+// Input is where the n vectors [n, dim] of the next group belong.
+func (e *Experts) Input(n, dim int) []float32 { return view[float32](e.mem.Input, 0, n*dim) }
+
+// view is n values of type T in memory.
+func view[T any](mem []byte, at int64, n int) []T {
+	var v T
+	_ = mem[at : at+int64(n)*int64(unsafe.Sizeof(v))]
+	return unsafe.Slice((*T)(unsafe.Pointer(&mem[at])), n)
+}
+
+// Start computes a group of experts of one layer: see backends.Holder. What it
+// panics at is the caller's bug.
+func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int, act backends.Activation, bias *[3][]float32) error {
+	if e.running {
+		panic(e.opt.Name + ": Start before the Finish of another group")
+	}
+	if len(jobs) > MostJobs || n > e.most {
+		panic(fmt.Sprintf("%s: a group of %d experts for %d positions: at most %d and %d", e.opt.Name, len(jobs), n, MostJobs, e.most))
+	}
+	g := &e.group
+	*g = Group{Layer: e.layers[layer], Act: act, Jobs: len(jobs), N: n}
+	for i := range jobs {
+		g.Rows += len(jobs[i].Rows)
+		g.Longest = max(g.Longest, len(jobs[i].Rows))
+	}
+	if g.Rows == 0 {
+		return nil
+	}
+	if g.Rows > e.k*e.most {
+		panic(fmt.Sprintf("%s: a group of %d rows, at most %d", e.opt.Name, g.Rows, e.k*e.most))
+	}
+	b, err := e.bias(layer, bias)
+	if err != nil {
+		return err
+	}
+	e.describe(layer, jobs, k, b)
+	if err := e.d.Launch(g); err != nil {
+		return err
+	}
+	e.running = true
+	return nil
+}
+
+// describe writes the jobs and the index of the group into the control block.
+func (e *Experts) describe(layer int, jobs []backends.HeldJob, k int, bias [3]uint64) {
+	l, g, p, dev := e.group.Layer, &e.group, &e.Places, e.mem.At
+	sizes := e.sizes(l)
+	list := view[Job](e.mem.Control, p.Jobs, 3*MostJobs)
+	index := view[[2]uint32](e.mem.Control, p.Index, 2*g.Rows)
+	out := dev + uint64(p.Out)
+	if e.mem.Direct != 0 && g.Single() {
+		out = e.mem.Direct
+	}
+	base := 0
+	for j := range jobs {
+		w, ok := e.slots[slotKey{layer, int(jobs[j].Expert)}]
+		if !ok {
+			panic(fmt.Sprintf("%s: expert %d of layer %d is not on the device", e.opt.Name, jobs[j].Expert, layer))
+		}
+		for part, one := range [3]Job{
+			{Y: dev + uint64(p.Gate+int64(4*base*l.FF)), First: uint32(2 * base), Stride: uint32(l.FF)},
+			{Y: dev + uint64(p.Up+int64(4*base*l.FF)), First: uint32(2 * base), Stride: uint32(l.FF)},
+			{Y: out, First: uint32(2 * (g.Rows + base)), Stride: uint32(l.Dim)},
+		} {
+			one.W, one.N = w, uint32(len(jobs[j].Rows))
+			if bias[part] != 0 {
+				one.Bias = bias[part] + 4*uint64(jobs[j].Expert)*uint64(one.Stride)
+			}
+			list[part*len(jobs)+j] = one
+			w += uint64(sizes[part])
+		}
+		for i, r := range jobs[j].Rows {
+			index[base+i] = [2]uint32{uint32(int(r) / k), uint32(i)}
+			index[g.Rows+base+i] = [2]uint32{uint32(base + i), uint32(base + i)}
+		}
+		base += len(jobs[j].Rows)
+	}
+}
+
+// Finish waits for the group and gives its outputs, a vector for each row of
+// each job, in their order. They are good until the next Start.
+func (e *Experts) Finish() ([]float32, error) {
+	if !e.running {
+		return nil, nil
+	}
+	e.running = false
+	return e.d.Collect(e.group.Rows * e.group.Layer.Dim)
+}
