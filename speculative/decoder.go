@@ -95,8 +95,17 @@ func New(t Target, o Options) (*Decoder, error) {
 	return d, nil
 }
 
-// Stats are the target's.
-func (d *Decoder) Stats() moe.Stats { return d.t.Stats() }
+// Stats are the target's; its times and those of the drafter's model, if it has one of
+// its own.
+func (d *Decoder) Stats() moe.Stats {
+	s := d.t.Stats()
+	if by, ok := d.o.Drafter.(own); ok {
+		for i, t := range by.Times() {
+			s.Times[i] += t
+		}
+	}
+	return s
+}
 
 // Extend is moe.Decoder's. Several ids are a prompt.
 func (d *Decoder) Extend(ctx context.Context, ids []int32) ([]float32, error) {
@@ -249,6 +258,14 @@ func (d *Decoder) propose(ctx context.Context, depth int) (err error) {
 // castShadow asks the drafter for tokens that will only be compared.
 func (d *Decoder) castShadow(ctx context.Context, n int) (err error) {
 	start := d.o.Now()
+	if by, ok := d.o.Drafter.(own); ok {
+		if err := by.Catch(ctx, d.tail()); err != nil {
+			return err
+		}
+		now := d.o.Now()
+		d.gate.caught(now.Sub(start))
+		start = now
+	}
 	d.shadow, err = d.o.Drafter.Propose(ctx, d.tail(), n, d.shadow[:0])
 	d.shadowAt = 0
 	if err != nil {

@@ -1,6 +1,10 @@
 package speculative
 
-import "context"
+import (
+	"context"
+
+	"sluice/moe"
+)
 
 // A Drafter proposes tokens that may come next. Its proposals are deterministic:
 // to the sampler they are points, not distributions.
@@ -15,6 +19,17 @@ type Drafter interface {
 
 	// Follow tells of text that is about to be run without a proposal.
 	Follow(ctx context.Context, t Text) error
+}
+
+// An own is a drafter with a model of its own, which has to run the text too.
+type own interface {
+	// Catch runs the text that was not followed while drafting paused. A shadow pays
+	// for it, but it is no part of the price of a proposal: while drafting is on the
+	// drafter is never far behind.
+	Catch(ctx context.Context, t Text) error
+
+	// Times are those of the drafter's model so far.
+	Times() moe.Times
 }
 
 // A Text is what is certain, as a drafter sees it.

@@ -353,6 +353,12 @@ func (g *gate) shadowed(n int, t time.Duration) {
 	g.proposed(n, t)
 }
 
+// caught notes time that a drafter took to catch up with the text, for a shadow.
+func (g *gate) caught(t time.Duration) {
+	g.elapsed += float64(t)
+	g.cast += float64(t)
+}
+
 // outcome notes whether the draft at a position, all before it being right, was right.
 func (g *gate) outcome(j int, right bool) {
 	v := 0.0
