@@ -754,6 +754,7 @@ typedef struct {
 	float *y;
 	const float *x;
 	const float *f; // [n]
+	Failure fail;
 	u32 n, dim;
 	float by; // where there is no f
 	u32 how;
@@ -764,6 +765,7 @@ typedef struct {
 #define EACH_SCALE 1   // y = x*f, with an f for each row of dim floats, or by
 #define EACH_SIGMOID 2 // y = y*sigmoid(x), with an x for each run of dim floats
 #define EACH_SILU 3    // y = SiLU(clean(x))*y
+#define EACH_ZERO 4    // y = +0
 
 // backends/cpu add, scaleBy, sigmoidGate, and the gate of a delta net's outputs.
 KERNEL(256) each(Each p) {
@@ -777,8 +779,11 @@ KERNEL(256) each(Each p) {
 		p.y[i] = p.x[i] * (p.f ? p.f[i / p.dim] : p.by);
 	} else if (p.how == EACH_SIGMOID) {
 		p.y[i] = p.y[i] * sigmoid(p.x[i / p.dim]);
-	} else {
+	} else if (p.how == EACH_SILU) {
+		saw(p.fail, bits(p.x[i]) & ~SIGN);
 		p.y[i] = silu(clean(p.x[i])) * p.y[i];
+	} else {
+		p.y[i] = 0.0f;
 	}
 }
 

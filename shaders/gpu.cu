@@ -210,7 +210,7 @@ typedef struct {
 	u32 first;         // its vectors in the index, two words each: input row, output row
 	u32 n;
 	u32 stride; // floats from one output row to the next
-	u32 pad;
+	u32 step;   // without an index: input rows first, first+step, ... become output rows 0, 1, ...
 } Job;
 
 #if !defined(TYPE) && !defined(DENSE)
@@ -221,11 +221,13 @@ typedef struct {
 	void *code;     // int8 [n]; block 0: floats [n]
 	float *scale;   // [n/block]
 	i32 *sum;       // [n/16]
-	u32 *top;       // not 0 when an activation is NaN or above 2^50
+	u32 *top;
 	u32 n;
 	u32 block; // 32 or 256; 0: clean alone
 	u32 gate;  // backends.Activation and 1; 0: none
 	u32 pair;  // of each 32 codes element i lies at 2i, element i+16 at 2i+1
+	u32 step;  // what top becomes when an activation is NaN or above 2^50, if it is 0
+	u32 pad;
 } Quantize;
 
 // Vectors become what matrix rows multiply. backends/cpu quantize, on blocks of
@@ -267,7 +269,10 @@ KERNEL(64) quantize(Quantize p) {
 		}
 	}
 	if (most > LARGEST) {
-		*(volatile u32 *)p.top = most; // any of those that are out of range
+		volatile u32 *top = p.top;
+		if (*top == 0) {
+			*top = p.step;
+		}
 	}
 	if (p.block == 0) {
 		for (u32 i = 0; i < here; i++) {
@@ -383,13 +388,17 @@ KERNEL(256) fetch(Fetch p) {
 #define INT8F_128 1007
 
 typedef struct {
-	const Job *jobs;
-	const u32 *index;
+	const Job *jobs;    // 0: one alone
+	const u32 *index;   // 0: none
 	const u8 *code;     // int8 [n, cols]; float rows: floats [n, cols], cleaned
 	const float *scale; // [n, cols/32 or cols/256]
 	const i32 *sum;     // [n, cols/16]
 	u32 rows, cols;
+	Job one;
 } Rows;
+
+DEVICE u32 inputOf(const Rows *p, const Job *job, u32 i) { return p->index ? p->index[job->first + 2 * i] : job->first + i * job->step; }
+DEVICE u32 outputOf(const Rows *p, const Job *job, u32 i) { return p->index ? p->index[job->first + 2 * i + 1] : i; }
 
 #define THREADS 128
 #define POSITIONS 8
@@ -426,7 +435,7 @@ DEVICE float weight(const u8 *w, u64 row, u32 cols, u32 i, u64 plane) {
 // Sixteen threads, a lane each, make one row for P vectors of a job.
 #define ROWS_A_BLOCK (THREADS / 16)
 DEVICE void rowsOf(const Rows *p, const u32 P) {
-	Job job = p->jobs[blockY()];
+	Job job = p->jobs ? p->jobs[blockY()] : p->one;
 	u32 first = blockZ() * P;
 	if (first >= job.n) {
 		return;
@@ -434,11 +443,10 @@ DEVICE void rowsOf(const Rows *p, const u32 P) {
 	u32 n = job.n - first < P ? job.n - first : P;
 	u32 lane = thread() % 16;
 	u64 plane = EVEN((u64)p->rows * ((p->cols + 127) / 128) * 128);
-	const u32 *index = p->index + job.first + 2 * first;
 	const float *x[POSITIONS];
 	UNROLL
 	for (u32 j = 0; j < P; j++) {
-		x[j] = (const float *)p->code + (u64)index[j < n ? 2 * j : 0] * p->cols;
+		x[j] = (const float *)p->code + (u64)inputOf(p, &job, first + (j < n ? j : 0)) * p->cols;
 	}
 	for (u32 row0 = blockX() * ROWS_A_BLOCK; row0 < p->rows; row0 += blocksX() * ROWS_A_BLOCK) {
 		u32 r = row0 + thread() / 16;
@@ -466,7 +474,7 @@ DEVICE void rowsOf(const Rows *p, const u32 P) {
 					sum[j] = sum[j] + acrossFloat(sum[j], h);
 				}
 				if (lane == 0 && r < p->rows) {
-					job.y[(u64)index[2 * j + 1] * job.stride + r] = job.bias ? sum[j] + job.bias[r] : sum[j];
+					job.y[(u64)outputOf(p, &job, first + j) * job.stride + r] = job.bias ? sum[j] + job.bias[r] : sum[j];
 				}
 			}
 		}
@@ -736,7 +744,7 @@ DEVICE void multiply(float lanes[POSITIONS][2], const Rows *p, const u32 P, u32 
 // add their exact integer sums across the team so that each thread ends with one
 // value of one row. Team t has blocks t, t+4, t+8, ...: lanes t and t+4, alone.
 DEVICE void rowsOf(const Rows *p, const u32 P) {
-	Job job = p->jobs[blockY()];
+	Job job = p->jobs ? p->jobs[blockY()] : p->one;
 	u32 first = blockZ() * P;
 	if (first >= job.n) {
 		return;
@@ -746,13 +754,12 @@ DEVICE void rowsOf(const Rows *p, const u32 P) {
 	u32 row0 = (blockX() * (THREADS / 32) + thread() / 32) * R;
 	u32 mine = (MINS ? c & 3u : c) / ((MINS ? 4 : 8) / R); // the row whose sums end here
 	u32 blocks = p->cols / 256;
-	const u32 *index = p->index + job.first + 2 * first;
 	float lanes[POSITIONS][2];
 	u32 x[POSITIONS];
 	UNROLL
 	for (u32 j = 0; j < P; j++) {
 		lanes[j][0] = lanes[j][1] = 0.0f;
-		x[j] = index[j < n ? 2 * j : 0];
+		x[j] = inputOf(p, &job, first + (j < n ? j : 0));
 	}
 	Raw raw[2];
 	blockAt(&raw[0], job.w, p->rows, blocks, row0, mine, team, c);
@@ -786,7 +793,7 @@ DEVICE void rowsOf(const Rows *p, const u32 P) {
 					y = y + acrossFloat(y, 8);
 					u32 r = row0 + mine;
 					if (t == mine * ((MINS ? 4 : 8) / R) && r < p->rows) {
-						job.y[(u64)index[2 * j + 1] * job.stride + r] = job.bias ? y + job.bias[r] : y;
+						job.y[(u64)outputOf(p, &job, first + j) * job.stride + r] = job.bias ? y + job.bias[r] : y;
 					}
 				}
 				lanes[j][0] = lanes[j][1] = 0.0f;
@@ -961,7 +968,7 @@ DEVICE void multiply(float sum[POSITIONS][R], const Rows *p, const u32 P, u32 n,
 //
 // Eight threads, a lane each, make R rows.
 DEVICE void rowsOf(const Rows *p, const u32 P) {
-	Job job = p->jobs[blockY()];
+	Job job = p->jobs ? p->jobs[blockY()] : p->one;
 	u32 first = blockZ() * P;
 	if (first >= job.n) {
 		return;
@@ -970,12 +977,11 @@ DEVICE void rowsOf(const Rows *p, const u32 P) {
 	u32 lane = thread() % 8;
 	u32 team = thread() % 32 / 8, row0 = (blockX() * (THREADS / 32) + thread() / 32) * (4 * R) + team;
 	u32 units = p->cols / 32;
-	const u32 *index = p->index + job.first + 2 * first;
 	float sum[POSITIONS][R];
 	u32 x[POSITIONS];
 	UNROLL
 	for (u32 j = 0; j < P; j++) {
-		x[j] = index[j < n ? 2 * j : 0] * units;
+		x[j] = inputOf(p, &job, first + (j < n ? j : 0)) * units;
 		UNROLL
 		for (u32 r = 0; r < R; r++) {
 			sum[j][r] = 0.0f;
@@ -1013,7 +1019,7 @@ DEVICE void rowsOf(const Rows *p, const u32 P) {
 						y = y + acrossFloat(y, 1);
 						u32 to = row0 + 4 * r;
 						if (lane == 0 && to < p->rows) {
-							job.y[(u64)index[2 * j + 1] * job.stride + to] = job.bias ? y + job.bias[to] : y;
+							job.y[(u64)outputOf(p, &job, first + j) * job.stride + to] = job.bias ? y + job.bias[to] : y;
 						}
 						sum[j][r] = 0.0f;
 					}

@@ -1,116 +1,175 @@
 package gpu
 
-// This file is how the host speaks to the kernels of shaders/dense.cu: parameters as
-// its structs lay them out.
+import (
+	"errors"
+	"fmt"
+	"unsafe"
 
-// A failure is where a step leaves its number when it meets an activation that is
-// out of range, unless a step before it has left one.
-type failure struct {
-	at   uint64
-	step uint32
-	_    uint32
-}
-
-type normParams struct {
-	y, x, weight, bias uint64
-	fail               failure
-	n, runs            uint32
-	inv, eps           float32
-}
-
-type ropeParams struct {
-	x, cos, sin                         uint64
-	rows, dim, headDim, half, skip, pos uint32
-	pairs, _                            uint32
-}
-
-type storeParams struct {
-	x, code, scale  uint64
-	fail            failure
-	row             uint64
-	n, heads, dim   uint32
-	width, from     uint32
-	positions, kind uint32
-	_               uint32
-}
-
-// A planeParams is the keys or the values of a layer.
-type planeParams struct {
-	code, scale uint64
-	width, kind uint32
-}
-
-type attendParams struct {
-	q, y, score, part         uint64
-	k, v                      planeParams
-	keys, count, sinks        uint64
-	fail                      failure
-	n, pos                    uint32
-	heads, kvHeads, positions uint32
-	dim                       uint32
-	window, chunk, most       uint32
-	stride, chunks, first     uint32
-	factor                    float32
-	_                         uint32
-}
-
-type indexParams struct {
-	q, w, score, keys, count    uint64
-	k                           planeParams
-	fail                        failure
-	n, pos, heads, most, stride uint32
-	_                           uint32
-}
-
-type combineParams struct {
-	x, out, weights, shared uint64
-	n, k, dim               uint32
-	_                       uint32
-}
-
-type eachParams struct {
-	y, x, f uint64
-	n, dim  uint32
-	by      float32
-	how     uint32
-}
-
-// What eachParams.how says.
-const (
-	eachAdd     = iota // y = y + x
-	eachScale          // y = x*f, with an f for each row of dim floats, or by
-	eachSigmoid        // y = y*sigmoid(x), with an x for each run of dim floats
-	eachSiLU           // y = SiLU(clean(x))*y
+	"sluice/backends"
+	"sluice/backends/dense"
+	"sluice/backends/held"
+	"sluice/internal/quant"
 )
 
-type runsParams struct {
-	to, from                           uint64
-	toRows, fromRows                   uint64
-	n, groups, run                     uint32
-	toRow, toGroup, fromRow, fromGroup uint32
-	_                                  uint32
+// groupThreads are the threads of a group of the kernels of shaders/dense.cu.
+var groupThreads = map[string]int{
+	"norm": 256, "rope": 256, "store": 256, "attendScores": 256, "attendSoftmax": 256, "attendWeigh": 128, "attendSum": 256, "indexScores": 256, "choose": 256,
+	"combine": 256, "each": 256, "runs": 256, "deltaInputs": 128, "deltaSteps": 256,
 }
 
-type deltaParams struct {
-	qkv, a, b, past, conv, rate, bias                      uint64
-	out, decay, beta, next, from, to, y                    uint64
-	fail                                                   failure
-	n, keyHeads, valueHeads, keyDim, valueDim, taps, tiled uint32
-	unit                                                   float32
+// A denseDriver implements dense.Driver.
+type denseDriver struct {
+	d       *Device
+	name    string
+	buffers []*buffer
+	stage   *buffer // host memory that uploads pass through
+	blocks  *buffer // where blocks lie that become planes
 }
 
-// Sizes of the kernels' blocks.
-const (
-	shortNorm    = 512 // floats of a run of which a block makes sixteen
-	scoreKeys    = 128 // keys of a block of scores
-	scoreQueries = 4   // query heads that share a key there
-)
+// denseStage is the bytes of an upload at a time.
+const denseStage = 4 << 20
 
-// step starts a kernel of dense.cu.
-func step[T any](d *Device, name string, grid [3]int, threads int, params T) error {
-	k, err := d.kernel("dense", name)
+// NewDense makes a backend whose vectors and dense weights are on the device, which
+// has a name, beside one of the host, which it closes. The device is the caller's.
+func (d *Device) NewDense(name string, host backends.Backend, o dense.Options) (*dense.Backend, error) {
+	s := &denseDriver{d: d, name: name}
+	var err error
+	if s.stage, err = d.hostBuffer(denseStage); err == nil {
+		s.blocks, err = d.buffer(denseStage)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close(), host.Close())
+	}
+	return dense.New(s, host, o)
+}
+
+func (s *denseDriver) Name() string            { return s.name }
+func (s *denseDriver) Knows(t quant.Type) bool { return Supports(t) }
+
+func (s *denseDriver) MatrixBytes(t quant.Type, rows, cols int) int64 {
+	return matrixBytes(t, rows, cols)
+}
+
+func (s *denseDriver) Alloc(size int64) (uint64, error) {
+	b, err := s.d.buffer(size)
+	if err != nil {
+		return 0, err
+	}
+	s.buffers = append(s.buffers, b)
+	return b.at, nil
+}
+
+func (s *denseDriver) Share(size int64) (uint64, []byte, error) {
+	b, err := s.d.hostBuffer(size)
+	if err != nil {
+		return 0, nil, err
+	}
+	s.buffers = append(s.buffers, b)
+	return b.at, b.host, nil
+}
+
+// Upload copies by the stream of kernels: what was launched before may read what is
+// there, and what is launched later reads what comes.
+func (s *denseDriver) Upload(at uint64, t quant.Type, data []byte) error {
+	d, f := s.d, &s.d.dr.f
+	if d.lost != nil {
+		return d.lost
+	}
+	if err := quant.Check(t, data); err != nil {
+		return err
+	}
+	defer d.enter()()
+	_, block := t.Block()
+	planes := planesOf(t)
+	blocks := int64(len(data) / block)
+	for done := int64(0); done < blocks; {
+		n := min(blocks-done, denseStage/int64(block))
+		size := n * int64(block)
+		copy(s.stage.host, data[done*int64(block):][:size])
+		to := at + uint64(done*int64(block))
+		if planes != nil {
+			to = s.blocks.at
+		}
+		if err := d.check("copy to the device", f.copyIn.call(uintptr(to), uintptr(unsafe.Pointer(&s.stage.host[0])), uintptr(size), d.kernels)); err != nil {
+			return err
+		}
+		var plane int64
+		for _, p := range planes {
+			plane = even(plane)
+			if err := s.planes(at+uint64(plane+done*int64(p.size)), n, block, p); err != nil {
+				return err
+			}
+			plane += blocks * int64(p.size)
+		}
+		if err := d.check("stream synchronize", f.waitStream.call(d.kernels)); err != nil {
+			return err
+		}
+		done += n
+	}
+	return nil
+}
+
+// planes starts the kernel that gathers a field of n blocks.
+func (s *denseDriver) planes(to uint64, n int64, block int, f field) error {
+	k, err := s.d.kernel("", "planes")
 	if err != nil {
 		return err
 	}
-	return launch(d, d.kernels, k, grid, threads, params)
+	p := planesParams{from: s.blocks.at, to: to, bytes: uint64(n) * uint64(f.size), block: uint32(block), offset: uint32(f.offset), size: uint32(f.size)}
+	return launch(s.d, s.d.kernels, k, [3]int{int(min(1024, (p.bytes+255)/256)), 1, 1}, 256, p)
+}
+
+func (s *denseDriver) Launch(kernel string, groups [3]int, params []byte) error {
+	d := s.d
+	if d.lost != nil {
+		return d.lost
+	}
+	f, err := d.kernel("dense", kernel)
+	if err != nil {
+		return err
+	}
+	defer d.enter()()
+	w := d.dr.words
+	copy(w.args[:], params)
+	return d.launchArgs(d.kernels, f, groups, groupThreads[kernel])
+}
+
+func (s *denseDriver) Quantize(t quant.Type, to held.Form, x uint64, floats int, fail dense.Failure) error {
+	if s.d.lost != nil {
+		return s.d.lost
+	}
+	defer s.d.enter()()
+	return s.d.quantize(t, to, x, 0, fail.At, floats, 0, fail.Step)
+}
+
+func (s *denseDriver) Multiply(p *dense.Product) error {
+	if s.d.lost != nil {
+		return s.d.lost
+	}
+	defer s.d.enter()()
+	return s.d.multiply(p.Type, rowsParams{code: p.In.Code, scale: p.In.Scale, sum: p.In.Sum, rows: uint32(p.Rows), cols: uint32(p.Cols),
+		one: rowsJob{W: p.W, Y: p.Y, Bias: p.Bias, First: uint32(p.First), N: uint32(p.N), Stride: uint32(p.Stride), Step: uint32(p.Step)}}, 1, p.N)
+}
+
+func (s *denseDriver) Wait() error {
+	if s.d.lost != nil {
+		return s.d.lost
+	}
+	defer s.d.enter()()
+	return s.d.check("stream synchronize", s.d.dr.f.waitStream.call(s.d.kernels))
+}
+
+func (s *denseDriver) Close() error {
+	var err error
+	if s.d.lost == nil {
+		err = s.Wait()
+	}
+	for _, b := range append(s.buffers, s.stage, s.blocks) {
+		s.d.drop(b)
+	}
+	s.buffers = nil
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	return nil
 }

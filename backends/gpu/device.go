@@ -238,8 +238,13 @@ func (d *Device) drop(b *buffer) {
 
 // launch starts a kernel on a stream with one parameter, a struct.
 func launch[T any](d *Device, stream uintptr, f function, grid [3]int, threads int, params T) error {
+	*(*T)(unsafe.Pointer(&d.dr.words.args)) = params
+	return d.launchArgs(stream, f, grid, threads)
+}
+
+// launchArgs is launch with the parameters where calls read them.
+func (d *Device) launchArgs(stream uintptr, f function, grid [3]int, threads int) error {
 	w := d.dr.words
-	*(*T)(unsafe.Pointer(&w.args)) = params
 	w.params[0] = addr(&w.args)
 	d.launches++
 	return d.check("launch", d.dr.f.launch.call(f.handle, uintptr(grid[0]), uintptr(grid[1]), uintptr(grid[2]), uintptr(threads), 1, 1, 0, stream, addr(&w.params), 0))

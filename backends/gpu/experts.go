@@ -256,12 +256,12 @@ func (e *experts) group(l backends.HeldLayer, act backends.Activation, jobs, lon
 		return err
 	}
 	xA, xB, hidden := formAt(dev+uint64(s.XA), n*l.Dim), formAt(dev+uint64(s.XB), n*l.Dim), formAt(dev+uint64(s.Hidden), rows*l.FF)
-	if err := d.quantize(l.Types[0], xA, x, 0, top, n*l.Dim, 0); err != nil {
+	if err := d.quantize(l.Types[0], xA, x, 0, top, n*l.Dim, 0, 1); err != nil {
 		return err
 	}
 	if alike(l.Types[0], l.Types[1]) {
 		xB = xA
-	} else if err := d.quantize(l.Types[1], xB, x, 0, top, n*l.Dim, 0); err != nil {
+	} else if err := d.quantize(l.Types[1], xB, x, 0, top, n*l.Dim, 0, 1); err != nil {
 		return err
 	}
 	size := uint64(unsafe.Sizeof(rowsJob{}))
@@ -280,7 +280,7 @@ func (e *experts) group(l backends.HeldLayer, act backends.Activation, jobs, lon
 			return err
 		}
 	}
-	if err := d.quantize(l.Types[2], hidden, dev+uint64(s.Gate), dev+uint64(s.Up), top, rows*l.FF, gateOf(act)); err != nil {
+	if err := d.quantize(l.Types[2], hidden, dev+uint64(s.Gate), dev+uint64(s.Up), top, rows*l.FF, gateOf(act), 1); err != nil {
 		return err
 	}
 	if err := d.multiply(l.Types[2], of(2*jobs, hidden, l.Dim, l.FF), jobs, longest); err != nil {

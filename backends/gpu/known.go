@@ -29,9 +29,9 @@ func (d *Device) known() error {
 	*at[rowsJob](b, jobAt) = rowsJob{W: b.at + wAt, Y: b.at + yAt, N: 1, Stride: 1}
 	clear(slice[uint32](b, indexAt, 2))
 	leave := d.enter()
-	err = d.quantize(quant.F32, floats, b.at+gAt, b.at+uAt, b.at, n, 1)
+	err = d.quantize(quant.F32, floats, b.at+gAt, b.at+uAt, b.at, n, 1, 1)
 	if err == nil {
-		err = d.quantize(quant.Q4_K, codes, b.at+gAt, b.at+uAt, b.at, n, 1)
+		err = d.quantize(quant.Q4_K, codes, b.at+gAt, b.at+uAt, b.at, n, 1, 1)
 	}
 	if err == nil {
 		err = d.multiply(quant.F32, rowsParams{jobs: b.at + jobAt, index: b.at + indexAt, code: floats.Code, rows: 1, cols: n}, 1, 1)

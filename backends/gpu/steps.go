@@ -15,6 +15,7 @@ import (
 type quantizeParams struct {
 	x, u, code, scale, sum, top uint64
 	n, block, gate, pair        uint32
+	step, _                     uint32
 }
 
 type planesParams struct {
@@ -31,6 +32,7 @@ type fetchParams struct {
 type rowsParams struct {
 	jobs, index, code, scale, sum uint64
 	rows, cols                    uint32
+	one                           rowsJob // where there are no jobs
 }
 
 // A rowsJob is one matrix times some vectors.
@@ -143,13 +145,14 @@ func (d *Device) multiply(t quant.Type, p rowsParams, jobs, longest int) error {
 }
 
 // quantize starts the kernel that makes what rows of a type multiply: of n floats
-// of x, or with a gate of what the activation makes of x and u.
-func (d *Device) quantize(t quant.Type, f form, x, u, top uint64, n int, gate uint32) error {
+// of x, or with a gate of what the activation makes of x and u. top becomes step, if it
+// is 0, when an activation is out of range.
+func (d *Device) quantize(t quant.Type, f form, x, u, top uint64, n int, gate, step uint32) error {
 	k, err := d.kernel("", "quantize")
 	if err != nil {
 		return err
 	}
-	p := quantizeParams{x: x, u: u, code: f.Code, scale: f.Scale, sum: f.Sum, top: top, n: uint32(n), block: uint32(t.ActBlock()), gate: gate}
+	p := quantizeParams{x: x, u: u, code: f.Code, scale: f.Scale, sum: f.Sum, top: top, n: uint32(n), block: uint32(t.ActBlock()), gate: gate, step: step}
 	if pairs(t) {
 		p.pair = 1
 	}

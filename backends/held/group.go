@@ -26,7 +26,7 @@ type Job struct {
 	First      uint32 // of its vectors in the index, two words each: input row, output row
 	N          uint32
 	Stride     uint32 // of output rows, in floats
-	_          uint32
+	Step       uint32 // without an index: from one input row to the next
 }
 
 // Places are how memory lies that host and device share: offsets from the control
