@@ -679,3 +679,95 @@ func TestDraftDenseLedger(t *testing.T) {
 		t.Errorf("%q", words)
 	}
 }
+
+// thinnedDirectory is thinned of the Hugging Face checkpoint of the same model, with
+// its tokenizer as edit leaves it.
+func thinnedDirectory(t *testing.T, edit func(vocab map[string]any)) string {
+	t.Helper()
+	from := shared(t, "oracles/hf/qwen3_moe")
+	var config, words map[string]any
+	readJSON(t, from+"/config.json", &config)
+	readJSON(t, from+"/tokenizer.json", &words)
+	config["model_type"], config["intermediate_size"] = "qwen3", config["moe_intermediate_size"]
+	for _, key := range []string{"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"} {
+		delete(config, key)
+	}
+	edit(words["model"].(map[string]any)["vocab"].(map[string]any))
+	all := map[string]blob{}
+	for name, b := range blobsOf(t, from) {
+		before, after, expert := strings.Cut(name, ".experts.0.")
+		switch {
+		case expert:
+			all[before+"."+after] = b
+		case !strings.Contains(name, ".experts.") && !strings.Contains(name, "mlp.gate."):
+			all[name] = b
+		}
+	}
+	dir := t.TempDir()
+	write := func(dir, name string, v any) {
+		t.Helper()
+		text, err := json.Marshal(v)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o666)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(dir, "config.json", config)
+	dir = writeBlobs(t, dir, all, "model.safetensors")
+	write(dir, "tokenizer.json", words)
+	return dir
+}
+
+// A directory drafts for a GGUF file of the same tokens, a GGUF file for a
+// directory, and a slab of fewer bits for both; tokens are compared by what they
+// stand for, however the files write them.
+func TestDraftDirectory(t *testing.T) {
+	dir := thinnedDirectory(t, func(map[string]any) {})
+	hf, gguf := open(t, Options{Path: dir, KV: backends.KVF32}), open(t, Options{Path: thinned(t), KV: backends.KVF32})
+	ids := heldout(t, gguf, 30)
+	if got := heldout(t, hf, 30); !slices.Equal(got, ids) {
+		t.Fatalf("the directory reads %v, the file %v", got, ids)
+	}
+	a, _ := allLogits(t, hf, ids)
+	b, _ := allLogits(t, gguf, ids)
+	same(t, "the directory and the GGUF file", a, b)
+
+	slab := filepath.Join(t.TempDir(), "small.slab")
+	types, _, err := hf.Spec.Requantize(moe.Requantization{Dense: quant.Q8_0})
+	if err == nil {
+		_, err = storage.Pack(context.Background(), hf.File, nil, slab, storage.PackOptions{Requantize: types})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	small := open(t, Options{Path: slab, KV: backends.KVF32})
+	c, _ := allLogits(t, small, ids)
+	if like := cosine(a, c); like < 0.999 || slices.Equal(a, c) || small.dense >= hf.dense {
+		t.Errorf("of 8 bits: cosine %v, %d bytes of %d", like, small.dense, hf.dense)
+	}
+
+	greedily := moe.Sampling{TopP: 1, RepeatPenalty: 1}
+	for _, tt := range [][2]string{{qwen, dir}, {shared(t, "oracles/hf/qwen3_moe"), gguf.path}, {qwen, slab}, {dir, slab}} {
+		want := sampled(t, open(t, Options{Path: tt[0], Ctx: 80}), greedily, ids, 30)
+		e := open(t, Options{Path: tt[0], Ctx: 80, Cap: 2, Draft: Drafting{By: "model", Force: true, Model: tt[1]}})
+		r := sampled(t, e, greedily, ids, 30)
+		if d := e.Drafts.Report(); r.Witness != want.Witness || d.Accepted == 0 {
+			t.Errorf("%v: %d of %d accepted, logits %08x, want %08x", tt, d.Accepted, d.Proposed, r.Witness, want.Witness)
+		}
+	}
+
+	other := thinnedDirectory(t, func(vocab map[string]any) {
+		at := map[float64]string{}
+		for word, id := range vocab {
+			at[id.(float64)] = word
+		}
+		vocab[at[300]], vocab[at[301]] = vocab[at[301]], vocab[at[300]]
+	})
+	for _, path := range []string{qwen, dir} {
+		if _, err := Prepare(Options{Path: path, Draft: Drafting{By: "model", Model: other}}); err == nil || !strings.Contains(err.Error(), "its tokens are not those of "+path+" (token 300 is ") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
