@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -31,6 +32,8 @@ func (l Library) String() string {
 
 // load opens the first library that there is.
 func load(names []string) (name string, lib uintptr, err error) {
+	runtime.LockOSThread() // Dlopen asks for the reason in a second call, and each thread has its own
+	defer runtime.UnlockOSThread()
 	for _, name = range names {
 		var e error
 		if lib, e = purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL); e == nil {

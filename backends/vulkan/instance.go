@@ -8,6 +8,7 @@ package vulkan
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"unsafe"
 
@@ -91,7 +92,9 @@ type lane struct{ family, index uint32 }
 func Open(validate bool) (*Instance, error) { return openLibrary(library, validate) }
 
 func openLibrary(library string, validate bool) (*Instance, error) {
+	runtime.LockOSThread() // Dlopen asks for the reason in a second call, and each thread has its own
 	lib, err := purego.Dlopen(library, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	runtime.UnlockOSThread()
 	if err != nil {
 		return nil, fmt.Errorf("vulkan: %w: %s cannot be loaded (%v): install the GPU's Vulkan driver (packages mesa-vulkan-drivers and libvulkan1, or the vendor's), or run with --backend cpu", ErrNoDriver, library, err)
 	}
