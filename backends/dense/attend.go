@@ -33,8 +33,8 @@ func (b *Backend) NewKV(s backends.KVShape) (backends.KV, error) {
 		}
 		n := int64(s.Layers) * int64(s.Positions) * int64(s.Heads) * int64(p.width)
 		var err error
-		if p.code, err = b.alloc(n * int64(elementBytes[s.Type])); err == nil && s.Type == backends.KVQ8 {
-			p.scale, err = b.alloc(n / 32 * 4)
+		if p.code, err = b.zeros(n * int64(elementBytes[s.Type])); err == nil && s.Type == backends.KVQ8 {
+			p.scale, err = b.zeros(n / 32 * 4)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("a key-value cache of %d bytes (a smaller --ctx or --kv q8 takes less): %w", s.Bytes(), err)
@@ -109,8 +109,8 @@ func (b *Backend) NewKeys(capacity, most int) (backends.Keys, error) {
 	}
 	k := &keys{capacity: capacity, most: most}
 	var err error
-	if k.at, err = b.alloc(4 * int64(capacity) * int64(most)); err == nil {
-		k.count, err = b.alloc(4 * int64(capacity))
+	if k.at, err = b.zeros(4 * int64(capacity) * int64(most)); err == nil {
+		k.count, err = b.zeros(4 * int64(capacity))
 	}
 	return k, err
 }

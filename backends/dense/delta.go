@@ -5,7 +5,6 @@ import (
 	"math"
 
 	"sluice/backends"
-	"sluice/internal/quant"
 )
 
 // A delta keeps states as that of backends/cpu does: for each layer two, before and
@@ -35,9 +34,7 @@ func (b *Backend) NewDelta(s backends.DeltaShape) (backends.Delta, error) {
 	var err error
 	zeros := func(floats int) (at uint64) {
 		if err == nil {
-			if at, err = b.alloc(4 * int64(floats)); err == nil {
-				err = b.d.Upload(at, quant.F32, make([]byte, 4*floats))
-			}
+			at, err = b.zeros(4 * int64(floats))
 		}
 		return at
 	}
@@ -55,11 +52,6 @@ func (b *Backend) NewDelta(s backends.DeltaShape) (backends.Delta, error) {
 
 // Shape is what the state was made for.
 func (d *delta) Shape() backends.DeltaShape { return d.shape }
-
-// zero starts to make floats +0.
-func (b *Backend) zero(at uint64, floats int) {
-	launch(b, "each", per(floats, groupFloats), 1, 1, eachParams{y: at, n: uint32(floats), how: eachZero})
-}
 
 // DeltaNet is backends.Backend's.
 func (b *Backend) DeltaNet(y, qkv, z, a, strength backends.Vec, state backends.Delta, layer, pos int, w *backends.DeltaNet) {

@@ -19,19 +19,22 @@ type Backend struct {
 	d      Driver
 	host   backends.Backend // computes what the device does not
 	room   int64            // bytes of matrices that there is room for yet
-	failed error            // of the driver or the host; what the next Read returns
+	stays  func(m *backends.Matrix) bool
+	failed error // of the driver or the host; what the next Read returns
 
 	args     *[256]byte // parameters of a launch, outside the Go heap
 	fail     uint64     // where steps leave their number
 	failWord *uint32
-	weights  map[*byte]uint64    // matrices on the device, by where the host has them; 0: the host multiplies
-	floats   map[*float32]uint64 // the same of norms, biases, tables
-	product  Product             // of the launch under way
+	weights  map[part[byte]]uint64    // matrices on the device, by where the host has them; 0: the host multiplies
+	floats   map[part[float32]]uint64 // the same of norms, biases, tables
+	product  Product                  // of the launch under way
 	form     scratch
 	score    scratch
 	part     scratch
 	heads    scratch
 	delta    scratch
+	gate, up scratch
+	hidden   scratch
 
 	// Ring is what launches read that changes from step to step. It is used again
 	// when all of them are done.
@@ -49,6 +52,12 @@ type Backend struct {
 
 var _ backends.Backend = (*Backend)(nil)
 
+// A part of the host's memory is known by where it begins and how long it is.
+type part[T any] struct {
+	at *T
+	n  int
+}
+
 // A scratch is device memory that grows. What it was stays until Close: a launch may
 // be under way there.
 type scratch struct {
@@ -61,6 +70,10 @@ type Options struct {
 	// Room is the device's memory for matrices, in bytes; those for which there is
 	// none left when they are first multiplied are the host's.
 	Room int64
+	// Resident says whether a matrix of an expert stays where it is as long as the
+	// backend lives, as those of dense layers and shared experts do: then it may be
+	// the device's. nil: none does. All other matrices and all weights must.
+	Resident func(m *backends.Matrix) bool
 }
 
 const (
@@ -80,14 +93,15 @@ const (
 	stepChooseKeys
 	stepAttend
 	stepDeltaNet
+	stepExpertGroup
 )
 
-var stepNames = [...]string{"", "MatMul", "MatMulHeads", "RMSNorm", "LayerNorm", "Store", "ChooseKeys", "Attend", "DeltaNet"}
+var stepNames = [...]string{"", "MatMul", "MatMulHeads", "RMSNorm", "LayerNorm", "Store", "ChooseKeys", "Attend", "DeltaNet", "ExpertGroup"}
 
 // New starts a backend on a device, beside one of the host. It closes both, also if
 // it fails.
 func New(d Driver, host backends.Backend, o Options) (*Backend, error) {
-	b := &Backend{d: d, host: host, room: o.Room, weights: map[*byte]uint64{}, floats: map[*float32]uint64{}}
+	b := &Backend{d: d, host: host, room: o.Room, stays: o.Resident, weights: map[part[byte]]uint64{}, floats: map[part[float32]]uint64{}}
 	if err := b.open(); err != nil {
 		b.Close()
 		return nil, err
@@ -174,6 +188,24 @@ func (b *Backend) alloc(bytes int64) (uint64, error) {
 	return at, nil
 }
 
+// zeros is memory of the device that holds +0.
+func (b *Backend) zeros(bytes int64) (uint64, error) {
+	at, err := b.alloc(bytes)
+	if err != nil {
+		return 0, err
+	}
+	const most = 1 << 30
+	for done, all := int64(0), (bytes+3)/4; done < all; done += most { // memory comes in whole 256 bytes
+		b.zero(at+4*uint64(done), int(min(all-done, most)))
+	}
+	return at, nil
+}
+
+// zero starts to make floats +0.
+func (b *Backend) zero(at uint64, floats int) {
+	launch(b, "each", per(floats, groupFloats), 1, 1, eachParams{y: at, n: uint32(floats), how: eachZero})
+}
+
 // need is at least so much memory of a scratch.
 func (b *Backend) need(s *scratch, bytes int64) uint64 {
 	if bytes > s.size {
@@ -212,7 +244,8 @@ func (b *Backend) constant(x []float32) uint64 {
 	if len(x) == 0 || b.failed != nil {
 		return 0
 	}
-	at, ok := b.floats[&x[0]]
+	key := part[float32]{&x[0], len(x)}
+	at, ok := b.floats[key]
 	if !ok {
 		var err error
 		if at, err = b.alloc(4 * int64(len(x))); err == nil {
@@ -222,7 +255,7 @@ func (b *Backend) constant(x []float32) uint64 {
 			b.note(err)
 			return 0
 		}
-		b.floats[&x[0]] = at
+		b.floats[key] = at
 	}
 	return at
 }
@@ -237,7 +270,8 @@ func (b *Backend) matrix(m *backends.Matrix) uint64 {
 	if len(m.Data) == 0 || b.failed != nil {
 		return 0
 	}
-	at, ok := b.weights[&m.Data[0]]
+	key := part[byte]{&m.Data[0], len(m.Data)}
+	at, ok := b.weights[key]
 	if ok {
 		return at
 	}
@@ -252,7 +286,7 @@ func (b *Backend) matrix(m *backends.Matrix) uint64 {
 			return 0
 		}
 	}
-	b.weights[&m.Data[0]] = at
+	b.weights[key] = at
 	return at
 }
 
@@ -264,12 +298,12 @@ type vec struct {
 	twin             backends.Vec // of the host, where a step of its is asked for
 }
 
-// NewVec makes a vector of length 0, freed by Close.
+// NewVec makes a vector of length 0, all +0, freed by Close.
 func (b *Backend) NewVec(capacity, dim int) (backends.Vec, error) {
 	if capacity < 1 || dim < 1 {
 		return nil, fmt.Errorf("backends/dense: a vector of %d positions of %d floats: both must be at least 1", capacity, dim)
 	}
-	at, err := b.alloc(4 * int64(capacity) * int64(dim))
+	at, err := b.zeros(4 * int64(capacity) * int64(dim))
 	if err != nil {
 		return nil, err
 	}

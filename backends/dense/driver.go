@@ -1,6 +1,7 @@
 package dense
 
 import (
+	"sluice/backends"
 	"sluice/backends/held"
 	"sluice/internal/quant"
 )
@@ -26,8 +27,9 @@ type Driver interface {
 	// Launch starts so many groups of threads of a kernel. The parameters are its
 	// struct, the caller's again when it returns.
 	Launch(kernel string, groups [3]int, params []byte) error
-	// Quantize makes of so many floats what rows of a type multiply.
-	Quantize(t quant.Type, to held.Form, x uint64, floats int, fail Failure) error
+	// Quantize makes of so many floats of x what rows of a type multiply; with a u, of
+	// what an expert's activation makes of x and u.
+	Quantize(t quant.Type, to held.Form, x, u uint64, act backends.Activation, floats int, fail Failure) error
 	// Multiply starts a matrix times vectors.
 	Multiply(p *Product) error
 	// Wait waits for all that was asked for.

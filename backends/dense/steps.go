@@ -109,7 +109,7 @@ func (b *Backend) quantize(have *formOf, t quant.Type, x uint64, floats int, ste
 	}
 	*have = formOf{true, t.ActBlock(), mixed, held.FormAt(b.need(&b.form, held.FormBytes(floats)), floats)}
 	if b.failed == nil {
-		b.note(b.d.Quantize(t, have.form, x, floats, b.failure(step)))
+		b.note(b.d.Quantize(t, have.form, x, 0, 0, floats, b.failure(step)))
 	}
 }
 
@@ -178,8 +178,9 @@ func (b *Backend) RoPE(x backends.Vec, headDim int, r *backends.Rope, pos int) {
 	launch(b, "rope", per(v.n*v.dim/headDim*r.Half, groupFloats), 1, 1, p)
 }
 
-// ExpertGroup is the host's, whose memory has the experts: x goes there, and the
-// outputs of the jobs' rows come back.
+// ExpertGroup is backends.Backend's. Experts that stay where they are are the
+// device's, if it has room for them; of the others x goes to the host, whose memory has
+// them, and the outputs of their rows come back.
 func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x backends.Vec) {
 	to, from := out.(*vec), x.(*vec)
 	rows := 0
@@ -187,6 +188,10 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 		rows += len(jobs[i].Rows)
 	}
 	if rows == 0 || b.failed != nil {
+		return
+	}
+	if k == 1 && len(jobs) == 1 && b.resident(&jobs[0].Expert) && inOrder(jobs[0].Rows) {
+		b.expert(to, &jobs[0], from)
 		return
 	}
 	b.toHost(from)
@@ -206,6 +211,53 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 			b.putRows(to, jobs[i].Rows[j:j+1], b.temp[r*to.dim:(r+1)*to.dim])
 		}
 	}
+}
+
+// inOrder says that rows follow each other.
+func inOrder(rows []int32) bool {
+	for i, r := range rows {
+		if r != rows[0]+int32(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// resident says whether the device has an expert, bringing it there if it may.
+func (b *Backend) resident(e *backends.Expert) bool {
+	all := [...]*backends.Matrix{&e.Gate, &e.Up, &e.Down}
+	for _, m := range all {
+		if b.stays == nil || !b.stays(m) {
+			return false
+		}
+	}
+	for _, m := range all {
+		if b.matrix(m) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// expert computes an expert that the device has, for rows that follow each other.
+func (b *Backend) expert(to *vec, j *backends.Job, from *vec) {
+	e, n, first := &j.Expert, len(j.Rows), int(j.Rows[0])
+	gate, up := b.need(&b.gate, 4*int64(n)*int64(e.Gate.Rows)), b.need(&b.up, 4*int64(n)*int64(e.Up.Rows))
+	var have formOf
+	for _, p := range []struct {
+		m    *backends.Matrix
+		bias []float32
+		y    uint64
+	}{{&e.Gate, e.GateBias, gate}, {&e.Up, e.UpBias, up}} {
+		b.quantize(&have, p.m.Type, from.row(first), n*from.dim, stepExpertGroup)
+		b.multiply(Product{Type: p.m.Type, Rows: p.m.Rows, Cols: p.m.Cols, W: b.matrix(p.m), Bias: b.constant(p.bias), In: have.form, Step: 1, N: n, Y: p.y, Stride: p.m.Rows})
+	}
+	m, floats := &e.Down, n*e.Down.Cols
+	form := held.FormAt(b.need(&b.hidden, held.FormBytes(floats)), floats)
+	if b.failed == nil {
+		b.note(b.d.Quantize(m.Type, form, gate, up, e.Act, floats, b.failure(stepExpertGroup)))
+	}
+	b.multiply(Product{Type: m.Type, Rows: m.Rows, Cols: m.Cols, W: b.matrix(m), Bias: b.constant(e.DownBias), In: form, Step: 1, N: n, Y: to.row(first), Stride: to.dim})
 }
 
 // Combine is backends.Backend's.

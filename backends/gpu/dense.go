@@ -75,9 +75,6 @@ func (s *denseDriver) Upload(at uint64, t quant.Type, data []byte) error {
 	if d.lost != nil {
 		return d.lost
 	}
-	if err := quant.Check(t, data); err != nil {
-		return err
-	}
 	defer d.enter()()
 	_, block := t.Block()
 	planes := planesOf(t)
@@ -134,12 +131,16 @@ func (s *denseDriver) Launch(kernel string, groups [3]int, params []byte) error 
 	return d.launchArgs(d.kernels, f, groups, groupThreads[kernel])
 }
 
-func (s *denseDriver) Quantize(t quant.Type, to held.Form, x uint64, floats int, fail dense.Failure) error {
+func (s *denseDriver) Quantize(t quant.Type, to held.Form, x, u uint64, act backends.Activation, floats int, fail dense.Failure) error {
 	if s.d.lost != nil {
 		return s.d.lost
 	}
+	var gate uint32
+	if u != 0 {
+		gate = gateOf(act)
+	}
 	defer s.d.enter()()
-	return s.d.quantize(t, to, x, 0, fail.At, floats, 0, fail.Step)
+	return s.d.quantize(t, to, x, u, fail.At, floats, gate, fail.Step)
 }
 
 func (s *denseDriver) Multiply(p *dense.Product) error {

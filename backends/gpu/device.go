@@ -31,6 +31,7 @@ type Device struct {
 	copies   uintptr
 	modules  map[string]uintptr
 	funcs    map[string]function
+	products map[product]function
 	compiler *compiler
 	buffers  map[*buffer]bool
 	reached  []uintptr // devices whose memory this one writes
@@ -51,7 +52,7 @@ func (dr *Driver) Open(i int, opt Options) (*Device, error) {
 	if i < 0 || i >= len(dr.devices) {
 		return nil, fmt.Errorf("%v: there is no device %d: there are %d, 0 to %d", dr.API, i, len(dr.devices), len(dr.devices)-1)
 	}
-	d := &Device{Info: dr.devices[i], dr: dr, opt: opt, modules: map[string]uintptr{}, funcs: map[string]function{}, buffers: map[*buffer]bool{}}
+	d := &Device{Info: dr.devices[i], dr: dr, opt: opt, modules: map[string]uintptr{}, funcs: map[string]function{}, products: map[product]function{}, buffers: map[*buffer]bool{}}
 	if err := d.open(); err != nil {
 		d.Close()
 		return nil, err
@@ -102,6 +103,9 @@ func (d *Device) self() uintptr {
 
 // note remembers the loss of the device, after which nothing is asked of it.
 func (d *Device) note(err error) error {
+	if err == nil {
+		return nil
+	}
 	var e *Error
 	if errors.As(err, &e) && e.lost() && d.lost == nil {
 		d.lost = err
@@ -142,7 +146,7 @@ func (d *Device) Close() error {
 		f.letGo.call(d.handle)
 		d.context = 0
 	}
-	d.kernels, d.copies, d.compiler, d.modules, d.funcs, d.reached = 0, 0, nil, nil, nil, nil
+	d.kernels, d.copies, d.compiler, d.modules, d.funcs, d.products, d.reached = 0, 0, nil, nil, nil, nil, nil
 	return err
 }
 

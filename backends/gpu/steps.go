@@ -106,6 +106,12 @@ func matrixBytes(t quant.Type, rows, cols int) int64 {
 	return (n + held.Align - 1) &^ (held.Align - 1)
 }
 
+// A product is a kernel of rows: of a type, with so many vectors of a job.
+type product struct {
+	t       quant.Type
+	vectors int
+}
+
 // rows is the kernel for rows of a type with that many vectors of a job at most,
 // the rows of a block of threads, and the vectors.
 func (d *Device) rows(t quant.Type, longest int) (f function, perBlock, vectors int, err error) {
@@ -119,12 +125,20 @@ func (d *Device) rows(t quant.Type, longest int) (f function, perBlock, vectors 
 	default:
 		perBlock = threads / 8 * 2
 	}
-	name, vectors := "rows", positions
+	vectors = positions
 	if longest == 1 {
-		name, vectors = "rows1", 1
+		vectors = 1
 	}
-	module := fmt.Sprint(uint32(t))
-	f, err = d.kernel(module, name+"_"+module)
+	f, ok := d.products[product{t, vectors}]
+	if !ok {
+		module, name := fmt.Sprint(uint32(t)), "rows_"
+		if vectors == 1 {
+			name = "rows1_"
+		}
+		if f, err = d.kernel(module, name+module); err == nil {
+			d.products[product{t, vectors}] = f
+		}
+	}
 	return f, perBlock, vectors, err
 }
 

@@ -21,7 +21,7 @@ func (p *Plan) withoutExperts(o Options) Options {
 		given bool
 	}{
 		{"cap", o.Cap > 0}, {"policy", o.Policy != ""}, {"prefetch", o.Prefetch == tiers.PrefetchOn}, {"pin", o.Pin != Budget{}}, {"usage", o.Usage != ""}, {"usage-freeze", o.UsageFreeze != ""},
-		{"vram", o.VRAM != Budget{}}, {"devices", o.Devices != ""}, {"backend", slices.Contains(makers, o.Backend)}, {"require-rebar", o.RequireReBAR}, {"release-host", o.KeepHost},
+		{"vram", o.VRAM != Budget{}}, {"devices", o.Devices != ""}, {"backend", slices.Contains(makers, o.Backend)}, {"gpu-dense", o.GPUDense}, {"require-rebar", o.RequireReBAR}, {"release-host", o.KeepHost},
 	} {
 		if x.given {
 			idle = append(idle, "--"+x.flag)
@@ -31,7 +31,7 @@ func (p *Plan) withoutExperts(o Options) Options {
 		p.Notices = append(p.Notices, fmt.Sprintf("%s: without effect, since the model is dense: it has no routed experts, and all of it stays in RAM", strings.Join(idle, ", ")))
 	}
 	o.Cap, o.Policy, o.Prefetch, o.Pin, o.Usage, o.UsageFreeze = 0, "", tiers.PrefetchOff, Budget{}, "", ""
-	o.VRAM, o.NoVRAM, o.Devices, o.RequireReBAR, o.KeepHost = Budget{}, true, "", false, false
+	o.VRAM, o.NoVRAM, o.GPUDense, o.Devices, o.RequireReBAR, o.KeepHost = Budget{}, true, false, "", false, false
 	if o.Backend == "" || o.Backend == "auto" || slices.Contains(makers, o.Backend) {
 		o.Backend = "cpu"
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"sluice/backends"
+	"sluice/backends/dense"
 	"sluice/backends/held"
 	"sluice/internal/offheap"
 	"sluice/tiers"
@@ -40,6 +41,17 @@ type gpu struct {
 	experts *held.Experts
 	room    int64 // bytes for experts
 	taken   int64
+}
+
+// A denseDevice can compute what is no expert, too.
+type denseDevice interface {
+	NewDense(name string, host backends.Backend, o dense.Options) (*dense.Backend, error)
+}
+
+// dense makes the first device's backend beside one of the host, which it closes.
+func (d *devices) dense(host backends.Backend, o dense.Options) (*dense.Backend, error) {
+	g := d.all[0]
+	return g.dev.(denseDevice).NewDense(g.name, host, o)
 }
 
 // room is what experts may take in all.

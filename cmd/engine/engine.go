@@ -11,9 +11,11 @@ import (
 	"io/fs"
 	"runtime/debug"
 	"time"
+	"unsafe"
 
 	"sluice/backends"
 	"sluice/backends/cpu"
+	"sluice/backends/dense"
 	"sluice/internal/cores"
 	"sluice/internal/offheap"
 	"sluice/moe"
@@ -43,6 +45,7 @@ type Options struct {
 	RAM          int64  // bytes of the resident set at most; 0: what is available
 	VRAM         Budget // of a device; the zero value is all that it has room for
 	NoVRAM       bool   // no expert goes to a device
+	GPUDense     bool   // the first device computes attention, norms and dense weights too
 	Pin          Budget // of RAM, for experts that never leave
 	KeepHost     bool   // keep in RAM what is in VRAM
 	Usage        string // file of the usage history, read and written; "": none
@@ -101,6 +104,8 @@ type Plan struct {
 	usagePath string
 	keepHost  bool
 	devices   *devices // nil: there is none
+	denseRoom int64    // bytes of the first device's memory for dense weights
+	onDevice  bool     // it computes all but experts in RAM
 	fixVRAM   bool
 	machine   tiers.Memory
 }
@@ -303,7 +308,7 @@ type Engine struct {
 	Drive     storage.LoadReport // what was learned of the drives while loading
 	said      []string           // while loading
 
-	backend *cpu.Backend
+	backend backends.Backend
 	arena   []byte
 	watch   *tiers.Watch
 	small   *Engine // the model that drafts; nil: none does
@@ -338,7 +343,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	for i, t := range e.resident {
 		resident[t.Name] = data[i]
 	}
-	if e.backend, err = cpu.New(cpu.Options{Threads: e.Threads, Level: e.Kernels}); err != nil {
+	if err := e.openBackend(); err != nil {
 		return err
 	}
 	if e.Source.Mode() != storage.MMap && !e.Dense() { // which have no memory to give back
@@ -382,6 +387,31 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	usage, err := tiers.Memory{}.Usage()
 	e.Announced = usage.RSS
 	return err
+}
+
+// openBackend starts what computes all but the experts that devices hold.
+func (e *Engine) openBackend() error {
+	host, err := cpu.New(cpu.Options{Threads: e.Threads, Level: e.Kernels})
+	if err != nil {
+		return err
+	}
+	e.backend = host
+	if !e.onDevice {
+		return nil
+	}
+	b, err := e.devices.dense(host, dense.Options{Room: e.denseRoom, Resident: func(m *backends.Matrix) bool { return inside(m.Data, e.arena) }})
+	if err != nil {
+		e.backend = nil // it is closed
+		return err
+	}
+	e.backend = b
+	return nil
+}
+
+// inside says whether a part of memory lies in another.
+func inside(part, all []byte) bool {
+	at, from := uintptr(unsafe.Pointer(unsafe.SliceData(part))), uintptr(unsafe.Pointer(unsafe.SliceData(all)))
+	return at >= from && at+uintptr(len(part)) <= from+uintptr(len(all))
 }
 
 // Said is what loading gave occasion to say.

@@ -77,19 +77,27 @@ func (p *Plan) memory(o Options) error {
 	if err := p.history(o); err != nil {
 		return err
 	}
+	kv, index := p.Spec.KV(p.Config), p.Spec.IndexKV(p.Config)
+	cache := kv.Bytes() + index.Bytes() + p.Spec.StateBytes()
+	if err := p.denseOnDevice(o, cache); err != nil {
+		return err
+	}
+	if p.onDevice {
+		cache = 0
+	}
 	if err := p.choose(o); err != nil {
 		return err
 	}
 
 	// The tokenizer and the tables of the Go heap come on top of what is resident
 	// now; they are measured when all is loaded.
-	kv, index := p.Spec.KV(p.Config), p.Spec.IndexKV(p.Config)
 	scratch := p.Spec.ScratchBytes(p.Config) + cpu.AttendScratch(kv, p.Threads)
 	if index.Layers > 0 {
 		scratch += cpu.IndexScratch(index, p.Threads)
 	}
 	made := p.Spec.Made(p.Config)
-	dense, cache := p.dense+made+p.smallBytes(tiers.Dense), kv.Bytes()+index.Bytes()+p.Spec.StateBytes()+p.smallBytes(tiers.KV)
+	dense := p.dense + made + p.smallBytes(tiers.Dense)
+	cache += p.smallBytes(tiers.KV)
 	scratch += p.smallBytes(tiers.Scratch)
 	if made > 0 {
 		p.Notices = append(p.Notices, fmt.Sprintf("the file keeps attn_kv_b in one matrix a layer: its half that makes keys takes %s more, as it is needed here (GGUF files of newer converters have attn_k_b and attn_v_b instead)", tiers.GB(made)))
@@ -131,6 +139,42 @@ func (p *Plan) memory(o Options) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// denseScratch is what the first device takes beside caches and weights, when it
+// computes all: forms of vectors, scores, and vectors.
+const denseScratch = 192 << 20
+
+// denseOnDevice takes room on the first device for the caches and for as much of the
+// dense weights as fits, before experts get theirs.
+func (p *Plan) denseOnDevice(o Options, cache int64) error {
+	if !o.GPUDense {
+		return nil
+	}
+	if p.devices == nil || len(p.devices.all) == 0 {
+		if o.PlanOnly {
+			p.Notices = append(p.Notices, "--gpu-dense: there is no GPU here")
+			return nil
+		}
+		return refused("--gpu-dense: there is no GPU: leave it out, or name one (--devices)")
+	}
+	g := p.devices.all[0]
+	if _, ok := g.dev.(denseDevice); !ok {
+		return refused("--gpu-dense: %s cannot compute dense layers: name a GPU of cuda or hip (--devices cuda:0), or leave --gpu-dense out", g.name)
+	}
+	fixed := cache + denseScratch + p.Spec.ScratchBytes(p.Config)
+	if fixed > g.room {
+		return refused("--gpu-dense: caches and vectors take %s of the memory of %s, and %s are free: lower --ctx or --chunk, or leave --gpu-dense out", tiers.GB(fixed), g.name, tiers.GB(g.room))
+	}
+	p.onDevice, p.denseRoom = true, min(p.dense+p.dense/16, g.room-fixed) // planes end on whole 256 bytes
+	g.room -= fixed + p.denseRoom
+	p.set("gpu-dense", g.name, true)
+	words := fmt.Sprintf("gpu-dense: %s computes attention, norms and dense weights, with %s for caches and vectors", g.name, tiers.GB(fixed))
+	if p.denseRoom < p.dense {
+		words += fmt.Sprintf("; only %s of %s of dense weights fit there, the CPU multiplies by the others", tiers.GB(p.denseRoom), tiers.GB(p.dense))
+	}
+	p.Notices = append(p.Notices, words)
 	return nil
 }
 

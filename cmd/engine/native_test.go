@@ -13,7 +13,7 @@ import (
 )
 
 // Experts that CUDA or HIP hold give the bits of the CPU, with none, some and all of
-// them in the device's memory. The drivers are a fake where there is no GPU; a
+// them in the device's memory, and so do all other steps there. The drivers are a fake where there is no GPU; a
 // process finds it only if it starts with it on its path.
 func TestSameBitsByDriver(t *testing.T) {
 	if os.Getenv("SLUICE_FAKE") == "" {
@@ -59,10 +59,11 @@ func sameBitsBy(t *testing.T, maker string) {
 		prompt := heldout(t, e, 6)
 		plain := Options{Path: path, Cap: 4, Threads: 1, Ctx: 64, Chunk: 16, Backend: "cpu"}
 		want := ask(t, plain, prompt, 3)
-		for _, o := range []Options{{VRAM: Budget{Experts: 8}}, {VRAM: Budget{Experts: 8}, KeepHost: true}, {VRAM: Budget{Experts: 64}}, {}} {
+		for _, o := range []Options{{VRAM: Budget{Experts: 8}}, {VRAM: Budget{Experts: 8}, KeepHost: true}, {VRAM: Budget{Experts: 64}}, {},
+			{GPUDense: true, NoVRAM: true}, {GPUDense: true, VRAM: Budget{Experts: 8}}, {GPUDense: true}} {
 			o.Path, o.Cap, o.Threads, o.Ctx, o.Chunk, o.Devices = plain.Path, plain.Cap, plain.Threads, plain.Ctx, plain.Chunk, maker+":0"
 			got := ask(t, o, prompt, 3)
-			name := fmt.Sprintf("%s by %s with %v in VRAM", path, maker, o.VRAM)
+			name := fmt.Sprintf("%s by %s with %v in VRAM, dense %v", path, maker, o.VRAM, o.GPUDense)
 			same(t, name, got.logits, want.logits)
 			if got.witness != want.witness || !slices.Equal(got.text, want.text) {
 				t.Errorf("%s: %v, want %v", name, got.text, want.text)

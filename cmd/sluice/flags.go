@@ -68,6 +68,7 @@ type modelFlags struct {
 	chunk, ctx  *int
 	ram         *string
 	vram, pin   *string
+	gpuDense    *bool
 	backend     *string
 	devices     *string
 	rebar       *bool
@@ -98,6 +99,7 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 		kv:          f.String("kv", "f16", "numbers of the key-value cache: f16, f32 or q8"),
 		ram:         f.String("ram", "", "most memory that the process takes, such as 48GiB (default: what is available)"),
 		vram:        f.String("vram", "", "experts in a device's memory: how many, or bytes such as 16GiB"),
+		gpuDense:    f.Bool("gpu-dense", false, "let the GPU compute attention, norms, routers and dense weights too (cuda and hip)"),
 		backend:     f.String("backend", "auto", "what computes experts beside the CPU: auto (a discrete GPU, if there is one: by cuda or hip where its maker's driver is there, else by vulkan), cpu (nothing), vulkan, cuda or hip"),
 		devices:     f.String("devices", "", "the device, such as cuda:0 or vulkan:0, several with commas; software devices run only when named"),
 		rebar:       f.Bool("require-rebar", false, "refuse a device of whose memory the host sees only a part"),
@@ -187,6 +189,7 @@ func (m *modelFlags) memory(o *engine.Options) (err error) {
 		return usagef("--vram: %v", err)
 	}
 	o.Backend, o.Devices, o.RequireReBAR = *m.backend, *m.devices, *m.rebar
+	o.GPUDense = *m.gpuDense
 	o.NoVRAM = m.set.Changed("vram") && o.VRAM == engine.Budget{}
 	if o.Pin, err = parseBudget(*m.pin); err != nil {
 		return usagef("--pin: %v", err)
