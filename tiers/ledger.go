@@ -99,9 +99,14 @@ func GB(n int64) string { return fmt.Sprintf("%.1f GB", float64(n)/1e9) }
 type NoRoomError struct {
 	What            string
 	Need, Available int64 // bytes of the whole process
+	Given           bool  // available is what was allowed (--ram), not what there is
 }
 
 func (e *NoRoomError) Error() string {
-	return fmt.Sprintf("not enough memory for %s: %s (%d bytes) needed in all, %s (%d bytes) available; stop other programs, raise the memory limit of the container, shorten --ctx, or use a smaller model",
-		e.What, GB(e.Need), e.Need, GB(e.Available), e.Available)
+	have, do := "available", "stop other programs, raise the memory limit of the container"
+	if e.Given {
+		have, do = "allowed by --ram", "allow more"
+	}
+	return fmt.Sprintf("not enough memory for %s: %s (%d bytes) needed in all, %s (%d bytes) %s; %s, shorten --ctx, or use a smaller model",
+		e.What, GB(e.Need), e.Need, GB(e.Available), e.Available, have, do)
 }

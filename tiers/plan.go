@@ -72,6 +72,7 @@ type Plan struct {
 	Ahead     int   // staging slots of prefetch, beside the top-k
 	Fixed     int64 // bytes of the process beside the pool: base, dense, kv, scratch, pinned
 	Available int64 // bytes that the process may have in all, base included (see Memory.Budget)
+	Given     bool  // available was asked for, and is not all that there is
 	Cap       int   // requested; 0 is auto
 }
 
@@ -100,7 +101,7 @@ func reserve(available int64) int64 {
 func (p Plan) Fit() (CapPlan, error) {
 	if len(p.Layers) == 0 && p.TopK == 0 && p.Cap == 0 {
 		if p.Fixed > p.Available {
-			return CapPlan{}, &NoRoomError{What: "the model, which has no experts that could stay on the drive", Need: p.Fixed, Available: p.Available}
+			return CapPlan{}, &NoRoomError{What: "the model, which has no experts that could stay on the drive", Need: p.Fixed, Available: p.Available, Given: p.Given}
 		}
 		return p.at(0), nil
 	}
@@ -134,7 +135,7 @@ func (p Plan) Fit() (CapPlan, error) {
 		}
 	}
 	if lo == 0 {
-		return CapPlan{}, &NoRoomError{What: "one expert per layer (cap 1)", Need: p.at(1).Peak, Available: p.Available}
+		return CapPlan{}, &NoRoomError{What: "one expert per layer (cap 1)", Need: p.at(1).Peak, Available: p.Available, Given: p.Given}
 	}
 	got := p.at(lo)
 	switch {

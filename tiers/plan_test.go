@@ -176,6 +176,11 @@ func TestNoRoomWords(t *testing.T) {
 	if err.Error() != want {
 		t.Errorf("got  %s\nwant %s", err, want)
 	}
+	_, given := Plan{Layers: even(10, 32, 100e6), TopK: 2, Fixed: 1e9, Available: 1e9, Given: true}.Fit()
+	want = "not enough memory for one expert per layer (cap 1): 2.2 GB (2200046080 bytes) needed in all, 1.0 GB (1000000000 bytes) allowed by --ram; allow more, shorten --ctx, or use a smaller model"
+	if given == nil || given.Error() != want {
+		t.Errorf("got  %v\nwant %s", given, want)
+	}
 }
 
 func TestLedger(t *testing.T) {

@@ -102,7 +102,7 @@ func (p *Plan) memory(o Options) error {
 	if made > 0 {
 		p.Notices = append(p.Notices, fmt.Sprintf("the file keeps attn_kv_b in one matrix a layer: its half that makes keys takes %s more, as it is needed here (GGUF files of newer converters have attn_k_b and attn_v_b instead)", tiers.GB(made)))
 	}
-	plan := tiers.Plan{TopK: p.Spec.TopK, Fixed: base + dense + cache + scratch, Available: budget, Cap: o.Cap}
+	plan := tiers.Plan{TopK: p.Spec.TopK, Fixed: base + dense + cache + scratch, Available: budget, Given: o.RAM > 0, Cap: o.Cap}
 	if p.Prefetch != tiers.PrefetchOff {
 		plan.Ahead = p.Spec.TopK
 	}

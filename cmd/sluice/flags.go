@@ -137,6 +137,9 @@ func (m *modelFlags) options(rest []string) (o engine.Options, err error) {
 		}
 	}
 	if len(rest) > 0 {
+		if _, err := os.Stat(rest[0]); err == nil && m.set.Changed("model") {
+			return o, usagef("--model and the argument %q both give the model: name each copy by --model, or none", rest[0])
+		}
 		hint := ""
 		if m.set.Lookup("prompt") != nil {
 			hint = "; a text goes behind -p"

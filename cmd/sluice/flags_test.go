@@ -39,7 +39,7 @@ func TestUsage(t *testing.T) {
 		{"run _ 8 --cap 4 -p a", "--cap 4 and the argument 8 both give the cap: use one"},
 		{"run _ 8 9 -p a", `unexpected argument "9"`},
 		{"run _ eight -p a", `unexpected argument "eight"`},
-		{"run --model _ _ -p a", "unexpected argument"},
+		{"run --model _ _ -p a", "both give the model: name each copy by --model, or none"},
 		{"perplexity _ TEXT 8 9", `unexpected argument "9"`},
 		{"tokenize _ 8", `unexpected argument "8"`},
 		{"inspect _ 8", `unexpected argument "8"`},

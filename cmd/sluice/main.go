@@ -150,7 +150,11 @@ func code(s streams, c command, err error) int {
 	}
 	s.notice("sluice %s: %v", c.name, err)
 	if errors.Is(err, storage.ErrNoModel) {
-		s.notice("the first argument is MODEL, a path; text goes behind -p, or to standard input (sluice %s --help)", c.name)
+		text := ""
+		if c.name == "run" {
+			text = "; text goes behind -p, or to standard input"
+		}
+		s.notice("the first argument is MODEL, a path%s (sluice %s --help)", text, c.name)
 	}
 	return exitError
 }
