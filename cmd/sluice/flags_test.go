@@ -234,7 +234,7 @@ func TestPositional(t *testing.T) {
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
 			if c.model == "" {
-				sluice("", append(c.args, "--print-config")...).wants(t, exitUsage, "unexpected argument")
+				sluice("", append(c.args, "--print-config")...).wants(t, exitUsage, "both give the model")
 				return
 			}
 			got := settings(t, c.args...)
