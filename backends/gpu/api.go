@@ -58,6 +58,7 @@ func (a API) compilers() []string {
 // functions are what both drivers have under other names, with the same arguments.
 type functions struct {
 	start, version, count, device, name, properties, attribute, total fn
+	busID                                                             fn
 	retain, letGo, current                                            fn
 	allocate, free, memory, allocateHost, freeHost, hostAddress       fn
 	copyIn, copyOut, copyWithin                                       fn
@@ -87,6 +88,7 @@ func (f *functions) symbols() []symbol {
 		{&f.properties, "", "hipGetDevicePropertiesR0600 hipGetDeviceProperties"},
 		{&f.attribute, "cuDeviceGetAttribute", ""},
 		{&f.total, "cuDeviceTotalMem_v2", "hipDeviceTotalMem"},
+		{&f.busID, "cuDeviceGetPCIBusId", "hipDeviceGetPCIBusId"},
 		{&f.retain, "cuDevicePrimaryCtxRetain", ""},
 		{&f.letGo, "cuDevicePrimaryCtxRelease_v2", ""},
 		{&f.current, "cuCtxSetCurrent", "hipSetDevice"},

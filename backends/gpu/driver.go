@@ -28,6 +28,8 @@ type Info struct {
 	Name   string
 	Arch   string // sm_90, gfx1100
 	Memory int64  // bytes
+	// Address is that on the PCI bus, such as 0000:3d:00.0.
+	Address string
 	// Integrated says that its memory is the host's.
 	Integrated bool
 	units      int // multiprocessors; 0: not told
@@ -125,6 +127,11 @@ func (d *Driver) list() error {
 			return err
 		}
 		info.Memory = int64(w.out[0])
+		if err := d.check("device address", d.f.busID.call(addr(&w.name), uintptr(len(w.name)), info.handle)); err != nil {
+			return err
+		}
+		address, _, _ := bytes.Cut(w.name[:], []byte{0})
+		info.Address = strings.ToLower(string(address))
 		if err := d.arch(&info); err != nil {
 			return err
 		}

@@ -328,7 +328,7 @@ func TestLibraries(t *testing.T) {
 	if l := dr.Library; l.Name != f.path || l.File != f.path || l.Size != info.Size() || len(l.Hash) != 64 {
 		t.Errorf("the library is %v", l)
 	}
-	if p := dr.Devices()[0]; p.Arch != "sm_90" || p.Name != "Fake 0" || p.Memory != 1<<30 {
+	if p := dr.Devices()[0]; p.Arch != "sm_90" || p.Name != "Fake 0" || p.Memory != 1<<30 || p.Address != "0000:3d:00.0" {
 		t.Errorf("the device is %+v", p)
 	}
 }

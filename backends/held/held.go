@@ -129,7 +129,6 @@ func (e *Experts) sizes(l backends.HeldLayer) [3]int64 {
 // looking for numbers that the arithmetic does not take. The parts are the
 // caller's again when it returns. After an error it is not there.
 func (e *Experts) Upload(layer, expert int, parts [3][]byte) error {
-	defer e.clock(time.Now())
 	l, ok := e.layers[layer]
 	if !ok {
 		panic(fmt.Sprintf("%s: upload of an expert of layer %d, which has none", e.opt.Name, layer))
@@ -137,6 +136,7 @@ func (e *Experts) Upload(layer, expert int, parts [3][]byte) error {
 	if err := l.Check(expert, parts); err != nil {
 		return err
 	}
+	defer e.clock(time.Now())
 	e.remove(layer, expert)
 	size := e.ExpertBytes(layer)
 	at, err := e.place(size)

@@ -139,6 +139,46 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
+// A pool that is larger than 4 GiB does not wrap: no place in it is another's, and
+// what kernels are told has all of its bits.
+func TestLargePool(t *testing.T) {
+	f := &fake{}
+	e := newFake(t, f, Options{Most: 4 << 30})
+	f.next = 1<<32 - 3*uint64(e.ExpertBytes(3)) // an arena that lies across it
+	upload(t, e, 3, 0)
+	const rest = 1<<32/arenaBytes + 3
+	last, size := e.slots[slotKey{3, 0}], uint64(e.ExpertBytes(3))
+	for i := 1; i < rest; i++ {
+		if i%2 == 0 { // fill the arena but for a little, as a large tier would
+			e.arena, e.left = e.arena+uint64(e.left)-4*size, 4*int64(size)
+		}
+		for j := range 5 {
+			n := 5*i + j
+			upload(t, e, 3, n)
+			if at := e.slots[slotKey{3, n}]; at < last+size {
+				t.Fatalf("expert %d lies at %#x, behind one at %#x", n, at, last)
+			} else {
+				last = at
+			}
+		}
+	}
+	if last < 1<<32+uint64(rest/2-2)*arenaBytes || e.Usage().Allocated < 2<<30 {
+		t.Fatalf("the last lies at %#x, of %d bytes", last, f.taken)
+	}
+	for _, n := range f.sizes {
+		if n > 4<<30 {
+			t.Errorf("an allocation of %d bytes", n)
+		}
+	}
+	n := 5*(rest-1) + 4
+	if err := e.Start(3, []backends.HeldJob{{Expert: int32(n), Rows: []int32{0}}}, 1, 1, backends.SwiGLU, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := view[Job](e.mem.Control, e.Places.Jobs, 1)[0].W; got != last {
+		t.Errorf("kernels are told %#x, want %#x", got, last)
+	}
+}
+
 // One that takes another's place takes no memory; of layers unlike in size it
 // cannot. A failed upload leaves its place to the next of that size.
 func TestReplace(t *testing.T) {

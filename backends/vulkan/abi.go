@@ -62,6 +62,7 @@ const (
 	stHostProperties        = 1000178002
 	stExternalMemoryBuffer  = 1000072000
 	stSemaphoreTypeCreate   = 1000207002
+	stPCIBusInfo            = 1000212000
 	stTimelineSubmit        = 1000207003
 	stSemaphoreWait         = 1000207004
 	stMemoryBudget          = 1000237000
@@ -339,6 +340,11 @@ type hostPointerProperties struct {
 type hostProperties struct {
 	header
 	alignment uint64
+}
+
+type pciBusInfo struct {
+	header
+	domain, bus, device, function uint32
 }
 
 type bufferDeviceAddressInfo struct {

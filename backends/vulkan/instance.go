@@ -221,6 +221,7 @@ type Info struct {
 	Driver       string // name and version
 	API          string
 	UUID         string
+	Address      string // on the PCI bus, such as 0000:3d:00.0; "": it does not tell
 	Memory       Memory
 	Budget       bool // it tells how much of its memory is in use
 	Subgroup     int
@@ -300,9 +301,16 @@ func (in *Instance) describe(p *physical) error {
 	if i.HostPointers {
 		host.next, p11.next = p11.next, addr(host)
 	}
+	bus := put(a, pciBusInfo{header: header{sType: stPCIBusInfo}})
+	if have["VK_EXT_pci_bus_info"] {
+		bus.next, p11.next = p11.next, addr(bus)
+	}
 	in.getProperties.call(p.handle, addr(two))
 	in.getFeatures.call(p.handle, addr(f))
 	i.pointerAlign = host.alignment
+	if have["VK_EXT_pci_bus_info"] {
+		i.Address = fmt.Sprintf("%04x:%02x:%02x.%x", bus.domain, bus.bus, bus.device, bus.function)
+	}
 	if p13.maxBuffer > 0 {
 		i.maxBuffer = p13.maxBuffer
 	}

@@ -48,6 +48,20 @@ func TestPlace(t *testing.T) {
 			[]Heap{{Size: 10 * gib}, {Size: 20 * gib, Local: true}},
 			[]Type{kind(1, local), kind(0, visible, coherent), kind(1, local, visible, coherent, cached)},
 		}, placement{weights: 0, up: 1, down: 2, rebar: true}, 20 * gib},
+		{"a window of 4 GiB, as some firmware's BAR ends at 32 bits", Memory{
+			[]Heap{{Size: 16304 * mib, Local: true}, {Size: 32 * gib}, {Size: 4 * gib, Local: true}},
+			[]Type{kind(0, local), kind(1, visible, coherent), kind(2, local, visible, coherent), kind(1, visible, coherent, cached)},
+		}, placement{weights: 0, up: 1, down: 3,
+			warning: "warning: only 4096 MiB of 16304 MiB VRAM is host-visible: Resizable BAR appears disabled. Enable Resizable BAR in firmware (BIOS/UEFI); the expert tier would land in system RAM and be slow."}, 16304 * mib},
+		{"a pool of exactly 4 GiB, all of it seen", Memory{
+			[]Heap{{Size: 4 * gib, Local: true}, {Size: 8 * gib}},
+			[]Type{kind(0, local), kind(1, visible, coherent, cached), kind(0, local, visible, coherent)},
+		}, placement{weights: 0, up: 1, down: 1, rebar: true}, 4 * gib},
+		{"a pool of 4 GiB and a little, whose low 32 bits are small", Memory{
+			[]Heap{{Size: 300 * mib, Local: true}, {Size: 4*gib + mib, Local: true}, {Size: 8 * gib}},
+			[]Type{kind(0, local, visible, coherent), kind(1, local), kind(2, visible, coherent, cached)},
+		}, placement{weights: 1, up: 2, down: 2,
+			warning: "warning: only 300 MiB of 4097 MiB VRAM is host-visible: Resizable BAR appears disabled. Enable Resizable BAR in firmware (BIOS/UEFI); the expert tier would land in system RAM and be slow."}, 4*gib + mib},
 		{"no type is visible but in the window", Memory{
 			[]Heap{{Size: 8 * gib, Local: true}, {Size: 256 * mib, Local: true}},
 			[]Type{kind(0, local), kind(1, local, visible, coherent)},

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/backends/cpu"
+	"sluice/internal/pci"
 )
 
 const demo = "../../models/demo-q4_k_m.gguf"
@@ -270,7 +271,7 @@ func TestGPUs(t *testing.T) {
 	}{
 		{
 			"Resizable BAR is off", card("0000:03:00.0", "0x1002", "0x73bf", "0x030000", merge(link, map[string]string{"resource": bars(256, 2, 1), "mem_info_vram_total": vram(16304)})),
-			GPU{Address: "0000:03:00.0", ID: "1002:73bf", Name: "AMD", BAR: 256 << 20, VRAM: 16304 << 20, Link: &Link{16, 16, 2.5, 16}},
+			GPU{Address: "0000:03:00.0", ID: "1002:73bf", Name: "AMD", BAR: 256 << 20, VRAM: 16304 << 20, Link: &pci.Link{Width: 16, MaxWidth: 16, Speed: 2.5, MaxSpeed: 16}},
 			[]string{"! warning: only 256 MiB of 16304 MiB VRAM is host-visible: Resizable BAR appears disabled. Enable Resizable BAR in firmware (BIOS/UEFI); the expert tier would land in system RAM and be slow."},
 		},
 		{
@@ -295,7 +296,7 @@ func TestGPUs(t *testing.T) {
 				"/sys/devices/pci0000:00/0000:00:01.0/current_link_speed": "2.5 GT/s PCIe\n", "/sys/devices/pci0000:00/0000:00:01.0/max_link_speed": "16.0 GT/s PCIe\n",
 				"/sys/devices/pci0000:00/0000:00:01.0/current_link_width": "4\n", "/sys/devices/pci0000:00/0000:00:01.0/max_link_width": "16\n",
 			}),
-			GPU{Address: "0000:3d:00.0", ID: "10de:2335", Name: "NVIDIA H200", BAR: 131072 << 20, Link: &Link{4, 16, 2.5, 16}},
+			GPU{Address: "0000:3d:00.0", ID: "10de:2335", Name: "NVIDIA H200", BAR: 131072 << 20, Link: &pci.Link{Width: 4, MaxWidth: 16, Speed: 2.5, MaxSpeed: 16}},
 			[]string{"! GPU 0000:3d:00.0 runs on 4 of 16 lanes at 2.5 of 16 GT/s: put the card into a slot that has all of its lanes"},
 		},
 		{
@@ -469,10 +470,11 @@ func FuzzFiles(f *testing.F) {
 		if n := largestBAR(resource); n < 0 {
 			t.Errorf("a BAR of %d bytes", n)
 		}
-		if v := speed(link); v < 0 {
-			t.Errorf("a speed of %v", v)
+		tr := tree(root(t, map[string]string{"/sys/bus/pci/devices/0/current_link_speed": link, "/sys/bus/pci/devices/0/current_link_width": cpus,
+			"/proc/self/mountinfo": mounts, "/etc/ld.so.conf": conf, "/proc/self/limits": cpus}))
+		if l := pci.Of(string(tr), "0"); l != nil && (l.Speed <= 0 || l.Width <= 0) {
+			t.Errorf("a link of %v", l)
 		}
-		tr := tree(root(t, map[string]string{"/proc/self/mountinfo": mounts, "/etc/ld.so.conf": conf, "/proc/self/limits": cpus}))
 		mountOf(tr, "/some/where")
 		loaderDirs(tr)
 		limitOf(tr, "Max")

@@ -9,11 +9,11 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/pci"
 	"sluice/storage"
 	"sluice/storage/bench"
 )
@@ -21,15 +21,15 @@ import (
 // A Drive is a file system that one or more places lie on, with the device
 // under it.
 type Drive struct {
-	Places     []Place `json:"places"`
-	FileSystem string  `json:"file_system"`
-	Source     string  `json:"source"`           // what is mounted
-	Device     string  `json:"device,omitempty"` // block device; "": none, or several
-	Name       string  `json:"device_name,omitempty"`
-	Rotational bool    `json:"rotational"`
-	BlockBytes int64   `json:"logical_block_bytes,omitempty"`
-	Link       *Link   `json:"link,omitempty"` // PCI Express
-	FreeBytes  int64   `json:"free_bytes"`
+	Places     []Place   `json:"places"`
+	FileSystem string    `json:"file_system"`
+	Source     string    `json:"source"`           // what is mounted
+	Device     string    `json:"device,omitempty"` // block device; "": none, or several
+	Name       string    `json:"device_name,omitempty"`
+	Rotational bool      `json:"rotational"`
+	BlockBytes int64     `json:"logical_block_bytes,omitempty"`
+	Link       *pci.Link `json:"link,omitempty"` // PCI Express
+	FreeBytes  int64     `json:"free_bytes"`
 
 	Opened   bool     `json:"opened"`         // a file on it was opened as experts are read
 	Direct   bool     `json:"direct"`         // O_DIRECT reads work
@@ -136,7 +136,7 @@ func describeDrive(t tree, p Place, dev uint64) Drive {
 	d.Rotational = rotational == 1
 	d.BlockBytes, _ = t.number(dir + "/queue/logical_block_size")
 	d.Name = t.text(dir + "/device/model")
-	d.Link = slowestLink(t, dir)
+	d.Link = pci.Slowest(t.path(dir))
 	return d
 }
 
@@ -283,47 +283,4 @@ func scratch(ctx context.Context, dir string, o Options, free int64) (name strin
 		return "", err
 	}
 	return f.Name(), nil
-}
-
-// A Link is a connection by PCI Express, as it is now and as the device could.
-// Speeds are in GT/s; devices that idle lower theirs.
-type Link struct {
-	Width, MaxWidth int
-	Speed, MaxSpeed float64
-}
-
-// Narrow says that lanes are missing, which no idling explains.
-func (l Link) Narrow() bool { return l.Width > 0 && l.Width < l.MaxWidth }
-
-func (l Link) String() string {
-	return fmt.Sprintf("%d of %d lanes at %g of %g GT/s", l.Width, l.MaxWidth, l.Speed, l.MaxSpeed)
-}
-
-// slowestLink is the slowest of the links from a device, whose folder in /sys or
-// that of something on it is named, to the processor; nil: none is told.
-func slowestLink(t tree, dir string) (slowest *Link) {
-	for ; len(dir) > len("/sys/devices"); dir = path.Dir(dir) {
-		l := Link{Speed: speed(t.text(dir + "/current_link_speed")), MaxSpeed: speed(t.text(dir + "/max_link_speed"))}
-		l.Width, _ = strconv.Atoi(t.text(dir + "/current_link_width"))
-		l.MaxWidth, _ = strconv.Atoi(t.text(dir + "/max_link_width"))
-		if l.Width <= 0 || l.Speed <= 0 {
-			continue
-		}
-		if slowest == nil || l.rate() < slowest.rate() {
-			slowest = &l
-		}
-	}
-	return slowest
-}
-
-func (l Link) rate() float64 { return float64(l.Width) * l.Speed }
-
-// speed reads "16.0 GT/s PCIe": 0 if it is none.
-func speed(text string) float64 {
-	number, _, _ := strings.Cut(text, " ")
-	v, err := strconv.ParseFloat(number, 64)
-	if err != nil || !(v > 0 && v < 1e3) {
-		return 0
-	}
-	return v
 }

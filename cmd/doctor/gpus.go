@@ -9,20 +9,22 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"sluice/internal/pci"
 )
 
 // A GPU is a graphics card or accelerator.
 type GPU struct {
-	Card     string `json:"card,omitempty"` // in /sys/class/drm
-	Address  string `json:"pci_address,omitempty"`
-	ID       string `json:"pci_id,omitempty"` // vendor:device
-	Name     string `json:"name,omitempty"`
-	Driver   string `json:"driver,omitempty"`
-	Link     *Link  `json:"link,omitempty"`
-	BAR      int64  `json:"largest_bar_bytes"`
-	VRAM     int64  `json:"vram_bytes"` // 0: not told by /sys
-	Virtual  bool   `json:"virtual"`    // made by software, such as a virtual machine's display
-	external bool   // no PCI device
+	Card     string    `json:"card,omitempty"` // in /sys/class/drm
+	Address  string    `json:"pci_address,omitempty"`
+	ID       string    `json:"pci_id,omitempty"` // vendor:device
+	Name     string    `json:"name,omitempty"`
+	Driver   string    `json:"driver,omitempty"`
+	Link     *pci.Link `json:"link,omitempty"`
+	BAR      int64     `json:"largest_bar_bytes"`
+	VRAM     int64     `json:"vram_bytes"` // 0: not told by /sys
+	Virtual  bool      `json:"virtual"`    // made by software, such as a virtual machine's display
+	external bool      // no PCI device
 }
 
 const (
@@ -79,7 +81,7 @@ func pciGPU(t tree, address string) GPU {
 	}
 	g.VRAM, _ = t.number(dir + "/mem_info_vram_total") // amdgpu
 	if real := t.real(dir); real != "" {
-		g.Link = slowestLink(t, real)
+		g.Link = pci.Slowest(t.path(real))
 	}
 	// Paravirtual displays (Red Hat, QEMU, VMware, Hyper-V) compute nothing.
 	g.Virtual = slices.Contains([]string{"0x1af4", "0x1b36", "0x1234", "0x15ad", "0x1414"}, vendor)

@@ -148,7 +148,7 @@ func (g GPU) lines() []string {
 	lines := []string{fmt.Sprintf("%s: %s [%s]%s, driver %s", g.Address, name, g.ID, yes(g.Card != "", ", "+g.Card, ""), cmp.Or(g.Driver, "none"))}
 	second := fmt.Sprintf("%s, largest BAR %d MiB", vram, g.BAR>>20)
 	if g.Link != nil {
-		second += ", " + g.Link.String()
+		second += fmt.Sprintf(", %v, %.3g GB/s", *g.Link, g.Link.Rate()/1e9)
 	}
 	return append(lines, second)
 }

@@ -11,6 +11,7 @@ import (
 	"sluice/backends"
 	native "sluice/backends/gpu"
 	"sluice/backends/vulkan"
+	"sluice/internal/pci"
 	"sluice/internal/quant"
 	"sluice/tiers"
 )
@@ -193,16 +194,18 @@ func (p *Plan) openVulkan(o Options, wanted bool) error {
 // openGPU opens one device by Vulkan and looks at its memory.
 func (p *Plan) openGPU(o Options, in *vulkan.Instance, index int) error {
 	d := p.devices
+	info := in.Devices()[index]
+	_, warning := info.Memory.ReBAR()
+	words, err := reBAR(warning, o.RequireReBAR)
+	if err != nil {
+		return err
+	}
 	dev, err := in.Open(index, vulkan.Options{Staging: o.Staging})
 	if err != nil {
 		return err
 	}
-	g := &gpu{name: fmt.Sprintf("vulkan:%d", index), index: index, dev: dev}
+	g := &gpu{name: fmt.Sprintf("vulkan:%d", index), index: index, link: pci.Of(o.Memory.Root, dev.Address), dev: dev}
 	d.all = append(d.all, g)
-	words, err := reBAR(dev.Warning(), o.RequireReBAR)
-	if err != nil {
-		return err
-	}
 	p.Notices = append(p.Notices, fmt.Sprintf("device %s: %s, %s, %s of memory", g.name, dev.Name, dev.Driver, tiers.GB(int64(dev.Memory.VRAM()))))
 	if words != "" {
 		p.Notices = append(p.Notices, words)
@@ -244,7 +247,7 @@ func (p *Plan) openNative(o Options, api native.API, wanted bool) error {
 		if err != nil {
 			return err
 		}
-		g := &gpu{name: fmt.Sprintf("%s:%d", maker, index), index: index, dev: dev}
+		g := &gpu{name: fmt.Sprintf("%s:%d", maker, index), index: index, link: pci.Of(o.Memory.Root, dev.Address), dev: dev}
 		d.all = append(d.all, g)
 		p.set("driver", driver.Library, false)
 		p.set("kernels", dev.Compiler, false)

@@ -3,11 +3,15 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"sluice/backends"
 	"sluice/backends/vulkan"
+	"sluice/internal/pci"
 )
 
 // Where an expert lives never changes a token: with none, some and all experts
@@ -166,5 +170,39 @@ func TestDeviceTierCounters(t *testing.T) {
 	}
 	if last != 0 {
 		t.Errorf("%d loads with every expert in VRAM", last)
+	}
+}
+
+// Uploads far below what the link carries are told, with its address found in /sys.
+func TestSlowUpload(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "sys/bus/pci/devices/0000:3d:00.0")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"current_link_width": "16", "max_link_width": "16", "current_link_speed": "2.5 GT/s PCIe", "max_link_speed": "16.0 GT/s PCIe"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := pci.Of(root, "0000:3d:00.0")
+	if link == nil {
+		t.Fatal("no link")
+	}
+	const want = "warning: experts went to cuda:0 at 2.01 GB/s, and its link (16 of 16 lanes at 2.5 of 16 GT/s) carries 31.5 GB/s: see that Resizable BAR is on, that memory can be pinned (ulimit -l), and that nothing else uses the link or the memory"
+	for _, c := range []struct {
+		link *pci.Link
+		u    backends.HeldUsage
+		want string
+	}{
+		{link, backends.HeldUsage{UploadBytes: 6_040_000_000, UploadNanos: 3_000_000_000}, want},
+		{link, backends.HeldUsage{UploadBytes: 6_040_000_000, UploadNanos: 350_000_000}, ""},
+		{nil, backends.HeldUsage{UploadBytes: 6_040_000_000, UploadNanos: 3_000_000_000}, ""},
+		{link, backends.HeldUsage{UploadBytes: 1_000_000, UploadNanos: 3_000_000_000}, ""},
+		{link, backends.HeldUsage{}, ""},
+	} {
+		if got := slowUpload("cuda:0", c.link, &c.u); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.u, got, c.want)
+		}
 	}
 }

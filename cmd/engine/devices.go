@@ -9,6 +9,7 @@ import (
 	"sluice/backends/dense"
 	"sluice/backends/held"
 	"sluice/internal/offheap"
+	"sluice/internal/pci"
 	"sluice/tiers"
 )
 
@@ -37,6 +38,7 @@ type devices struct {
 type gpu struct {
 	name    string // vulkan:0
 	index   int
+	link    *pci.Link // nil: not told
 	dev     io.Closer
 	experts *held.Experts
 	room    int64 // bytes for experts
@@ -123,11 +125,28 @@ func (d *devices) settle() (notices []string, err error) {
 		}
 		notices = append(notices, fmt.Sprintf("vram of %s: %d experts of %s, %s allocated; the driver %s; uploaded in %.3g s, %.3g GB/s",
 			g.name, u.Experts, tiers.GB(u.Payload), tiers.GB(u.Allocated), driver, float64(u.UploadNanos)/1e9, float64(u.UploadBytes)/float64(max(u.UploadNanos, 1))))
-		if words := u.Doubt(g.index); words != "" {
-			notices = append(notices, words)
+		for _, words := range []string{u.Doubt(g.index), slowUpload(g.name, g.link, &u)} {
+			if words != "" {
+				notices = append(notices, words)
+			}
 		}
 	}
 	return notices, nil
+}
+
+// slowUpload says in words that experts went to a device at less than half of what
+// its link carries, as they do where they land elsewhere than in its memory or where
+// the host is in the way; "" if they did not, or if it was too few to tell.
+func slowUpload(name string, link *pci.Link, u *backends.HeldUsage) string {
+	const enough = 256 << 20
+	if link == nil || u.UploadBytes < enough || u.UploadNanos == 0 {
+		return ""
+	}
+	rate := float64(u.UploadBytes) / float64(u.UploadNanos)
+	if can := link.Rate() / 1e9; rate < can/2 {
+		return fmt.Sprintf("warning: experts went to %s at %.3g GB/s, and its link (%v) carries %.3g GB/s: see that Resizable BAR is on, that memory can be pinned (ulimit -l), and that nothing else uses the link or the memory", name, rate, *link, can)
+	}
+	return ""
 }
 
 // usage sums over the devices. Driver is -1 if one of them does not tell.

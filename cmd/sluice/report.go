@@ -81,6 +81,8 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		"vram_driver_bytes":        driver,
 		"tier_upload_ns":           gpu.UploadNanos,
 		"tier_upload_bytes":        gpu.UploadBytes,
+		"tier_upload_s":            float64(gpu.UploadNanos) / 1e9,
+		"tier_upload_gbps":         float64(gpu.UploadBytes) / float64(max(gpu.UploadNanos, 1)),
 		"command_buffer_rerecords": gpu.Recorded,
 		"cap_changes":              c.CapChanges,
 		"rss_bytes":                usage.RSS,

@@ -270,6 +270,10 @@ BOTH(cuDeviceGetName, hipDeviceGetName, (char *name, int size, int d)) {
 	snprintf(name, size, "Fake %d", d);
 	return 0;
 }
+BOTH(cuDeviceGetPCIBusId, hipDeviceGetPCIBusId, (char *id, int size, int d)) {
+	snprintf(id, size, "0000:%02X:00.0", 0x3d + d);
+	return 0;
+}
 int hipGetDevicePropertiesR0600(char *p, int d) {
 	(void)d;
 	snprintf(p + 1160, 256, "%s", arch);
