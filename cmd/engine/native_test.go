@@ -31,7 +31,7 @@ func TestSameBitsByDriver(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := exec.Command(os.Args[0], "-test.run", "^TestSameBitsByDriver$", "-test.v")
-		c.Env = append(os.Environ(), "SLUICE_FAKE=1", "LD_LIBRARY_PATH="+dir, "XDG_CACHE_HOME="+dir)
+		c.Env = append(os.Environ(), "SLUICE_FAKE=1", "FAKE_DEVICES=2", "LD_LIBRARY_PATH="+dir, "XDG_CACHE_HOME="+dir)
 		out, err := c.CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "--- PASS") {
 			t.Errorf("with a fake driver: %v\n%s", err, out)
@@ -41,6 +41,7 @@ func TestSameBitsByDriver(t *testing.T) {
 	for _, maker := range []string{"cuda", "hip"} {
 		sameBitsBy(t, maker)
 	}
+	pair(t)
 	// Auto takes a maker's own driver.
 	e := open(t, Options{Path: demo, Cap: 4, Ctx: 64, Threads: 1, VRAM: Budget{Experts: 2}})
 	if b := e.Settings.Map()["backend"].Value; b != "cuda" {
@@ -69,6 +70,57 @@ func sameBitsBy(t *testing.T, maker string) {
 				t.Errorf("%s: %v, want %v", name, got.text, want.text)
 			}
 		}
+	}
+}
+
+// pair splits experts between two devices of different kinds, as --devices 0,1 does:
+// each computes its own, and the bits stay.
+func pair(t *testing.T) {
+	path := light(demo)
+	e := open(t, Options{Path: path, Cap: 1, Backend: "cpu"})
+	prompt := heldout(t, e, 6)
+	plain := Options{Path: path, Cap: 4, Threads: 1, Ctx: 64, Chunk: 16, Backend: "cpu"}
+	want := ask(t, plain, prompt, 3)
+	for _, c := range []struct {
+		backend, devices string
+		vram             Budget
+	}{{"cuda", "0,1", Budget{Experts: 24}}, {"", "cuda:1,cuda:0", Budget{}}, {"", "hip:0,hip:1", Budget{Experts: 9}}} {
+		o := plain
+		o.Backend, o.Devices, o.VRAM = c.backend, c.devices, c.vram
+		p, err := Prepare(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		two, err := p.Load(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		logits, _ := allLogits(t, two, prompt)
+		same(t, c.devices, logits, want.logits)
+		all := two.devices.all
+		if len(all) != 2 || all[0].experts.Usage().Experts == 0 || all[1].experts.Usage().Experts == 0 {
+			t.Errorf("%s: not both hold experts", c.devices)
+		}
+		u := two.Usage()
+		if n := c.vram.Experts; n > 0 && u.Experts != int64(n) || u.Experts != int64(len(two.VRAM)) || u.Driver != u.Allocated {
+			t.Errorf("%s: %+v, of %d experts", c.devices, u, len(two.VRAM))
+		}
+		said := strings.Join(two.Said(), "\n")
+		for _, name := range []string{all[0].name, all[1].name} {
+			if !strings.Contains(said, "vram of "+name) {
+				t.Errorf("%s: nothing is said of %s in %q", c.devices, name, said)
+			}
+		}
+		st := two.Cache.Stats()
+		if st.Hits.VRAM == 0 || st.Hits.VRAM+st.Hits.Pinned+st.Hits.LRU+st.Misses != st.RoutedExperts {
+			t.Errorf("%s: %+v", c.devices, st)
+		}
+		if err := two.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := Prepare(Options{Path: path, Cap: 4, Ctx: 64, Devices: "cuda:0,vulkan:0"}); err == nil || !strings.Contains(err.Error(), "name those of cuda or those of vulkan") {
+		t.Errorf("devices of two drivers: %v", err)
 	}
 }
 

@@ -18,7 +18,7 @@
 // What tests set and ask for.
 static char failing[64], arch[64] = "gfx1030:xnack-";
 static int failSkip, failCode, version = 13000, devices = 1, capability = 90;
-static long long live, compiled, total = 1 << 30, used, pinnedLimit = 1 << 30, pinned;
+static long long live, compiled, total = 1 << 30, pinnedLimit = 1 << 30, pinned;
 
 void fakeFail(const char *call, int skip, int code) {
 	snprintf(failing, sizeof failing, "%s", call);
@@ -38,7 +38,7 @@ static int flaw;
 
 // A process that does not call these is told by its environment: FAKE_FAIL is
 // "CALL SKIP CODE", a negative SKIP for every call; FAKE_FLAW makes threads give each other wrong numbers, FAKE_TOTAL
-// is the device's memory in bytes.
+// is a device's memory in bytes, FAKE_DEVICES is how many there are.
 __attribute__((constructor)) static void told(void) {
 	const char *e = getenv("FAKE_FAIL");
 	if (e) {
@@ -47,6 +47,9 @@ __attribute__((constructor)) static void told(void) {
 	flaw = getenv("FAKE_FLAW") != 0;
 	if ((e = getenv("FAKE_TOTAL"))) {
 		total = atoll(e);
+	}
+	if ((e = getenv("FAKE_DEVICES"))) {
+		devices = atoi(e);
 	}
 }
 
@@ -280,8 +283,8 @@ int hipGetDevicePropertiesR0600(char *p, int d) {
 	return 0;
 }
 int cuDeviceGetAttribute(int *v, int attribute, int d) {
-	(void)d;
-	*v = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 2 : 0;
+	int of = d == 0 ? capability : capability - 10; // others are of another kind
+	*v = attribute == 75 ? of / 10 : attribute == 76 ? of % 10 : attribute == 16 ? 2 : 0;
 	return 0;
 }
 BOTH(cuDeviceTotalMem_v2, hipDeviceTotalMem, (size_t *n, int d)) {
@@ -291,6 +294,7 @@ BOTH(cuDeviceTotalMem_v2, hipDeviceTotalMem, (size_t *n, int d)) {
 }
 enum { DEVICES = 8 };
 static char contexts[DEVICES];
+static long long used[DEVICES];
 static int currentDevice, reaching[DEVICES][DEVICES], apart;
 int cuDevicePrimaryCtxRetain(void **c, int d) {
 	FAIL("context");
@@ -336,9 +340,9 @@ int cuCtxEnablePeerAccess(char *c, unsigned flags) { return hipDeviceEnablePeerA
 int hipDeviceDisablePeerAccess(int other) { return reach(other, 0); }
 int cuCtxDisablePeerAccess(char *c) { return reach(c - contexts, 0); }
 
-struct block { size_t size; int host; };
+struct block { size_t size; int host, device; };
 static int take(void **p, size_t n, int host) {
-	long long *sum = host ? &pinned : &used;
+	long long *sum = host ? &pinned : &used[currentDevice];
 	if (*sum + (long long)n > (host ? pinnedLimit : total)) {
 		return 2;
 	}
@@ -347,7 +351,7 @@ static int take(void **p, size_t n, int host) {
 		return 2;
 	}
 	memset(b + 256 + n, 0xa5, 256);
-	*(struct block *)b = (struct block){n, host};
+	*(struct block *)b = (struct block){n, host, currentDevice};
 	*sum += n;
 	live++;
 	*p = b + 256;
@@ -355,7 +359,7 @@ static int take(void **p, size_t n, int host) {
 }
 static int give(void *p) {
 	struct block *b = (struct block *)((char *)p - 256);
-	*(b->host ? &pinned : &used) -= b->size;
+	*(b->host ? &pinned : &used[b->device]) -= b->size;
 	live--;
 	for (int i = 0; i < 256; i++) { // nobody wrote behind it
 		if (((unsigned char *)p)[b->size + i] != 0xa5) {
@@ -372,7 +376,7 @@ BOTH(cuMemAlloc_v2, hipMalloc, (void **p, size_t n)) {
 }
 BOTH(cuMemFree_v2, hipFree, (void *p)) { return give(p); }
 BOTH(cuMemGetInfo_v2, hipMemGetInfo, (size_t *free, size_t *all)) {
-	*free = total - used;
+	*free = total - used[currentDevice];
 	*all = total;
 	return 0;
 }
