@@ -57,7 +57,7 @@ func Counters() []Counter {
 		{"vram_driver_bytes", "bytes in use there by the drivers' own count, less those before; null where one does not tell"},
 		{"tier_upload_ns", "nanoseconds in which experts were handed to devices, before the first token and later"},
 		{"tier_upload_bytes", "bytes of the experts handed to devices, their payload alone"},
-		{"tier_upload_s", "tier_upload_ns in seconds"},
+		{"tier_upload_s", "tier_upload_ns in seconds: how long experts took to be handed to devices"},
 		{"tier_upload_gbps", "tier_upload_bytes a nanosecond of tier_upload_ns, in GB/s; 0 without a device"},
 		{"command_buffer_rerecords", "command buffers recorded: once for each kind of layer and size of group, then submitted again and again"},
 		{"cap_changes", "how often the cap was lowered while the model ran, because memory had become scarce"},
