@@ -98,7 +98,7 @@ DEVICE float takeMean(float x, float m) { return clean(clean(x) - m); }
 //
 // Sixteen threads make a short run, a block makes a long one: all its threads read,
 // sixteen add. A thread writes what it has read, so that y may be x.
-KERNEL(256) norm(Norm p) {
+KERNEL(256) normalize(Norm p) {
 	SHARED float tile[TILE];
 	SHARED float total;
 	u32 t = thread(), most = 0;

@@ -51,7 +51,7 @@ func (b *Backend) normRuns(step uint32, y, x uint64, runs int, weight, bias []fl
 	if n <= shortNorm {
 		groups = per(runs, 16)
 	}
-	launch(b, "norm", groups, 1, 1, normParams{y: y, x: x, weight: b.constant(weight), bias: b.constant(bias), fail: b.failure(step), n: uint32(n), runs: uint32(runs), inv: 1 / float32(n), eps: eps})
+	launch(b, "normalize", groups, 1, 1, normParams{y: y, x: x, weight: b.constant(weight), bias: b.constant(bias), fail: b.failure(step), n: uint32(n), runs: uint32(runs), inv: 1 / float32(n), eps: eps})
 }
 
 // MatMul is backends.Backend's.

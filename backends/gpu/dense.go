@@ -13,7 +13,7 @@ import (
 
 // groupThreads are the threads of a group of the kernels of shaders/dense.cu.
 var groupThreads = map[string]int{
-	"norm": 256, "rope": 256, "store": 256, "attendScores": 256, "attendSoftmax": 256, "attendWeigh": 128, "attendSum": 256, "indexScores": 256, "choose": 256,
+	"normalize": 256, "rope": 256, "store": 256, "attendScores": 256, "attendSoftmax": 256, "attendWeigh": 128, "attendSum": 256, "indexScores": 256, "choose": 256,
 	"combine": 256, "each": 256, "runs": 256, "deltaInputs": 128, "deltaSteps": 256,
 }
 

@@ -500,7 +500,7 @@ BOTH(cuModuleUnload, hipModuleUnload, (void *m)) {
 	return 0;
 }
 
-#define OTHERS(X) X(quantize) X(planes) X(fetch) X(norm) X(rope) X(store) X(attendScores) X(attendSoftmax) X(attendWeigh) X(attendSum) X(indexScores) X(choose) X(combine) X(each) X(runs) X(deltaInputs) X(deltaSteps)
+#define OTHERS(X) X(quantize) X(planes) X(fetch) X(normalize) X(rope) X(store) X(attendScores) X(attendSoftmax) X(attendWeigh) X(attendSum) X(indexScores) X(choose) X(combine) X(each) X(runs) X(deltaInputs) X(deltaSteps)
 #define DECLARED(name) void name(struct params);
 OTHERS(DECLARED)
 #define TYPES(X) X(0) X(1) X(2) X(3) X(6) X(7) X(8) X(12) X(13) X(14) X(20) X(30) X(39) X(1000) X(1001) X(1002) X(1003) X(1004) X(1005) X(1006) X(1007)
