@@ -42,6 +42,7 @@ type HeldUsage struct {
 	UploadBytes int64
 	UploadNanos int64
 	Recorded    int64 // command buffers, graphs
+	Launches    int64 // kernels and graphs started, command buffers submitted
 	Pinned      int64 // bytes of host memory that are pinned for copies
 	PinAsked    int64 // bytes of host memory that should be
 	Unpinned    int64 // times that it could not be had

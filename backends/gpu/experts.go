@@ -344,7 +344,7 @@ func (e *experts) Collect(floats int) ([]float32, error) {
 }
 
 func (e *experts) Memory() backends.HeldUsage {
-	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Unpinned: e.d.unpinned}
+	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Launches: e.d.launches, Unpinned: e.d.unpinned}
 	for b := range e.d.buffers {
 		switch {
 		case b.host == nil:

@@ -158,6 +158,7 @@ func (c *commands) submit(after ...point) (point, error) {
 		return point{}, err
 	}
 	q.submitted = value
+	d.launches++
 	return point{q, value}, nil
 }
 

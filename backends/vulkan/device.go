@@ -48,6 +48,7 @@ type Device struct {
 	before   uint64 // bytes in use when it was opened, by the driver's count
 	lost     error  // of the device, once it is known
 	recorded int64  // command buffers recorded again
+	launches int64  // of them submitted
 }
 
 // A queue takes command buffers in order; its timeline says how far it has come.

@@ -289,7 +289,7 @@ func (e *experts) Collect(floats int) ([]float32, error) {
 }
 
 func (e *experts) Memory() backends.HeldUsage {
-	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded}
+	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Launches: e.d.launches}
 	vram := e.d.Memory.vramHeap()
 	for b := range e.d.buffers {
 		if e.d.Memory.Types[e.d.place.of(b.use)].Heap == vram {

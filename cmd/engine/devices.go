@@ -162,6 +162,7 @@ func (d *devices) usage() (sum backends.HeldUsage) {
 		sum.UploadBytes += u.UploadBytes
 		sum.UploadNanos += u.UploadNanos
 		sum.Recorded += u.Recorded
+		sum.Launches += u.Launches
 		if sum.Driver >= 0 && u.Driver >= 0 {
 			sum.Driver += u.Driver
 		} else {

@@ -84,6 +84,7 @@ func counters(e *engine.Engine, emitted int) (map[string]any, error) {
 		"tier_upload_s":            float64(gpu.UploadNanos) / 1e9,
 		"tier_upload_gbps":         float64(gpu.UploadBytes) / float64(max(gpu.UploadNanos, 1)),
 		"command_buffer_rerecords": gpu.Recorded,
+		"gpu_launches_total":       gpu.Launches,
 		"cap_changes":              c.CapChanges,
 		"rss_bytes":                usage.RSS,
 		"rss_peak_bytes":           usage.PeakRSS,

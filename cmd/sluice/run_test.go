@@ -62,7 +62,7 @@ func TestRunJSON(t *testing.T) {
 	counters, _ := at(t, o, "counters").(map[string]any)
 	want := []string{
 		"cap_changes", "command_buffer_rerecords", "device_read_bytes", "distinct_experts_total", "draft_accepted", "draft_evictions", "draft_proposed", "draft_shadows", "draft_state_changes",
-		"draft_wasted_bytes", "draft_wasted_loads", "emitted_tokens_total", "evictions{lru}", "evictions{vram}", "forwards_total", "host_checksum_retries", "host_load_bytes", "host_load_wait_ns",
+		"draft_wasted_bytes", "draft_wasted_loads", "emitted_tokens_total", "evictions{lru}", "evictions{vram}", "forwards_total", "gpu_launches_total", "host_checksum_retries", "host_load_bytes", "host_load_wait_ns",
 		"host_loads_dropped", "host_loads_failed", "host_loads_total{mmap}", "host_loads_total{pread}", "host_loads_total{slab}",
 		"host_read_bytes", "host_read_retries", "loads_avoided{lru}", "loads_avoided{pinned}", "loads_avoided{vram}", "major_faults", "marginal_hits{lru}", "marginal_hits{pinned}", "marginal_hits{vram}", "minor_faults",
 		"positions_total", "prefetch_guessed", "prefetch_guessed_right", "prefetch_issued", "prefetch_late", "prefetch_skipped_vram", "prefetch_used",
