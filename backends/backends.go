@@ -73,6 +73,13 @@ type Holder interface {
 	Finish() ([]float32, error)
 }
 
+// A Taker is a Holder that may take the input of groups from where a backend keeps it.
+type Taker interface {
+	// Take makes the rows of x what the next groups have for input, in place of what
+	// Input gives. It says no if x does not lie where the holder reaches it.
+	Take(x Vec) (bool, error)
+}
+
 // A Vec is a batch of activation vectors, kept where its backend keeps it.
 type Vec interface {
 	Len() int     // positions now in the batch

@@ -41,10 +41,9 @@ func (e *experts) start(s *state, x backends.Vec, perRow int) error {
 		return err
 	}
 	if !h.given {
-		if err := s.be.Read(h.by.Input(x.Len(), x.Dim()), x); err != nil {
+		if err := h.give(s, x); err != nil {
 			return err
 		}
-		h.given = true
 	}
 	jobs := h.jobs[:h.n]
 	h.n = 0
@@ -56,6 +55,18 @@ func (e *experts) start(s *state, x backends.Vec, perRow int) error {
 	}
 	h.running = len(jobs)
 	return nil
+}
+
+// give hands the layer's input to the device, by way of the host if need be.
+func (h *held) give(s *state, x backends.Vec) (err error) {
+	if t, ok := h.by.(backends.Taker); ok {
+		if h.given, err = t.Take(x); h.given || err != nil {
+			return err
+		}
+	}
+	err = s.be.Read(h.by.Input(x.Len(), x.Dim()), x)
+	h.given = err == nil
+	return err
 }
 
 // finish waits for the device and puts its outputs into their rows.

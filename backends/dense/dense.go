@@ -290,6 +290,13 @@ func (b *Backend) matrix(m *backends.Matrix) uint64 {
 	return at
 }
 
+// A Vec of a Backend says where it lies: on the device of which driver, and its first
+// position.
+type Vec interface {
+	backends.Vec
+	Lies() (on Driver, at uint64)
+}
+
 // A vec is [capacity, dim] floats of the device.
 type vec struct {
 	b                *Backend
@@ -310,8 +317,9 @@ func (b *Backend) NewVec(capacity, dim int) (backends.Vec, error) {
 	return &vec{b: b, at: at, dim: dim, capacity: capacity}, nil
 }
 
-func (v *vec) Len() int { return v.n }
-func (v *vec) Dim() int { return v.dim }
+func (v *vec) Len() int               { return v.n }
+func (v *vec) Dim() int               { return v.dim }
+func (v *vec) Lies() (Driver, uint64) { return v.b.d, v.at }
 
 func (v *vec) SetLen(n int) {
 	if n < 0 || n > v.capacity {

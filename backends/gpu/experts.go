@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"sluice/backends"
+	"sluice/backends/dense"
 	"sluice/backends/held"
 	"sluice/internal/quant"
 )
@@ -27,6 +28,7 @@ type experts struct {
 	onDevice *buffer // that copy, then the scratch
 	in, out  *buffer // host
 	programs map[program]graph
+	links    map[*Device]*link // from devices whose vectors were taken
 }
 
 // A stage is host memory that uploads pass through, and memory of the device where
@@ -43,6 +45,7 @@ type program struct {
 	layer backends.HeldLayer
 	act   backends.Activation
 	jobs  int
+	taken bool // the input is there
 }
 
 type graph struct{ graph, exec uintptr }
@@ -67,7 +70,7 @@ func (d *Device) NewExperts(layers map[int]backends.HeldLayer, k, most int) (*he
 }
 
 func (d *Device) newExperts(layers map[int]backends.HeldLayer, k, most int) (e *experts, err error) {
-	e = &experts{d: d, programs: map[program]graph{}}
+	e = &experts{d: d, programs: map[program]graph{}, links: map[*Device]*link{}}
 	if e.Experts, err = held.New(e, held.Options{Name: d.dr.API.String(), Types: types, Head: head, X: true}, layers, k, most); err != nil {
 		return nil, err
 	}
@@ -237,13 +240,44 @@ func (e *experts) Launch(g *held.Group) error {
 		}
 	}
 	if g.Single() {
-		return e.replay(program{g.Layer, g.Act, g.Jobs})
+		return e.replay(program{g.Layer, g.Act, g.Jobs, g.Taken})
 	}
-	return e.group(g.Layer, g.Act, g.Jobs, g.Longest, g.N, g.Rows)
+	return e.group(g.Layer, g.Act, g.Jobs, g.Longest, g.N, g.Rows, g.Taken)
+}
+
+// Take is backends.Taker's: x may lie on this device or on another of its driver. The
+// copy is between what was launched before and the next group.
+func (e *experts) Take(x backends.Vec) (bool, error) {
+	v, ok := x.(dense.Vec)
+	if !ok {
+		return false, nil
+	}
+	driver, from := v.Lies()
+	s, ok := driver.(*denseDriver)
+	if !ok || s.d.dr != e.d.dr {
+		return false, nil
+	}
+	if e.d.lost != nil {
+		return false, e.d.lost
+	}
+	to, n := e.onDevice.at+uint64(e.Places.X), 4*int64(x.Len())*int64(x.Dim())
+	if s.d == e.d {
+		defer e.d.enter()()
+		return true, e.d.check("copy", e.d.dr.f.copyWithin.call(uintptr(to), uintptr(from), uintptr(n), e.d.kernels))
+	}
+	l := e.links[s.d]
+	if l == nil {
+		var err error
+		if l, err = newLink(s.d, e.d, e.Places.Input); err != nil {
+			return false, err
+		}
+		e.links[s.d] = l
+	}
+	return true, l.copy(to, from, n)
 }
 
 // group starts the steps of a group that describe has described.
-func (e *experts) group(l backends.HeldLayer, act backends.Activation, jobs, longest, n, rows int) error {
+func (e *experts) group(l backends.HeldLayer, act backends.Activation, jobs, longest, n, rows int, taken bool) error {
 	d, f := e.d, &e.d.dr.f
 	s, dev, top := &e.Places, e.onDevice.at, e.control.at+topAt
 	k, err := d.kernel("", "fetch")
@@ -252,6 +286,9 @@ func (e *experts) group(l backends.HeldLayer, act backends.Activation, jobs, lon
 	}
 	x := dev + uint64(s.X)
 	fetch := fetchParams{from: [2]uint64{e.control.at, e.in.at}, to: [2]uint64{dev, x}, words: [2]uint32{uint32(s.Index+held.IndexBytes(rows)) / 4, uint32(n * l.Dim)}}
+	if taken {
+		fetch.words[1] = 0
+	}
 	if err := launch(d, d.kernels, k, [3]int{int(fetch.words[0]+fetch.words[1]+255) / 256, 1, 1}, 256, fetch); err != nil {
 		return err
 	}
@@ -308,7 +345,7 @@ func (e *experts) replay(p program) error {
 			return err
 		}
 		w.out[0] = 0
-		failed := e.group(p.layer, p.act, p.jobs, 1, 1, p.jobs)
+		failed := e.group(p.layer, p.act, p.jobs, 1, 1, p.jobs, p.taken)
 		err := d.check("end of recording", f.endCapture.call(d.kernels, addr(&w.out[0])))
 		g.graph = uintptr(w.out[0])
 		if err = errors.Join(failed, err); err != nil {
@@ -364,10 +401,14 @@ func (e *experts) Memory() backends.HeldUsage {
 
 func (e *experts) Free() error {
 	d, f := e.d, &e.d.dr.f
-	defer d.enter()()
 	var err error
+	for _, l := range e.links {
+		err = errors.Join(err, l.close())
+	}
+	e.links = nil
+	defer d.enter()()
 	if d.lost == nil {
-		err = errors.Join(d.check("stream synchronize", f.waitStream.call(d.kernels)), d.check("stream synchronize", f.waitStream.call(d.copies)))
+		err = errors.Join(err, d.check("stream synchronize", f.waitStream.call(d.kernels)), d.check("stream synchronize", f.waitStream.call(d.copies)))
 	}
 	for _, g := range e.programs {
 		f.endProgram.call(g.exec)

@@ -11,10 +11,11 @@ import (
 type Group struct {
 	Layer   backends.HeldLayer
 	Act     backends.Activation
-	Jobs    int // experts
-	N       int // input vectors
-	Rows    int // output vectors of all jobs
-	Longest int // output vectors of a job at most
+	Jobs    int  // experts
+	N       int  // input vectors
+	Rows    int  // output vectors of all jobs
+	Longest int  // output vectors of a job at most
+	Taken   bool // the input is there, by the device's Take
 }
 
 // Single says that each expert computes the one input vector, once.
@@ -90,7 +91,22 @@ func FormAt(at uint64, floats int) Form {
 }
 
 // Input is where the n vectors [n, dim] of the next group belong.
-func (e *Experts) Input(n, dim int) []float32 { return view[float32](e.mem.Input, 0, n*dim) }
+func (e *Experts) Input(n, dim int) []float32 {
+	e.taken = false
+	return view[float32](e.mem.Input, 0, n*dim)
+}
+
+// Take is backends.Taker's, where the device is one: it then copies x to Places.X.
+func (e *Experts) Take(x backends.Vec) (bool, error) {
+	e.taken = false
+	t, ok := e.d.(backends.Taker)
+	if !ok || x.Len() > e.most {
+		return false, nil
+	}
+	var err error
+	e.taken, err = t.Take(x)
+	return e.taken, err
+}
 
 // view is n values of type T in memory.
 func view[T any](mem []byte, at int64, n int) []T {
@@ -109,7 +125,7 @@ func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int, act backen
 		panic(fmt.Sprintf("%s: a group of %d experts for %d positions: at most %d and %d", e.opt.Name, len(jobs), n, MostJobs, e.most))
 	}
 	g := &e.group
-	*g = Group{Layer: e.layers[layer], Act: act, Jobs: len(jobs), N: n}
+	*g = Group{Layer: e.layers[layer], Act: act, Jobs: len(jobs), N: n, Taken: e.taken}
 	for i := range jobs {
 		g.Rows += len(jobs[i].Rows)
 		g.Longest = max(g.Longest, len(jobs[i].Rows))

@@ -84,6 +84,7 @@ type Experts struct {
 
 	group   Group
 	running bool
+	taken   bool // the input of groups is there
 }
 
 type slotKey struct{ layer, expert int }

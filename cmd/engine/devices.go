@@ -32,6 +32,7 @@ type devices struct {
 	arena   []byte
 	outs    [][]float32
 	running bool
+	taken   bool // the devices have the input
 }
 
 // A gpu is a device with its share.
@@ -194,8 +195,20 @@ func (d *devices) holder(k, chunk int) (backends.Holder, error) {
 
 // Input is backends.Holder's.
 func (d *devices) Input(n, dim int) []float32 {
-	d.n, d.dim = n, dim
+	d.n, d.dim, d.taken = n, dim, false
 	return d.input[:n*dim]
+}
+
+// Take is backends.Taker's: each device takes x, or none.
+func (d *devices) Take(x backends.Vec) (bool, error) {
+	d.taken = false
+	for _, g := range d.all {
+		if ok, err := g.experts.Take(x); !ok || err != nil {
+			return false, err
+		}
+	}
+	d.taken = true
+	return true, nil
 }
 
 // Start is backends.Holder's: each device gets the jobs of its experts.
@@ -213,7 +226,9 @@ func (d *devices) Start(layer int, jobs []backends.HeldJob, k, n int, act backen
 		if len(d.jobs[i]) == 0 {
 			continue
 		}
-		copy(g.experts.Input(n, d.dim), d.input[:n*d.dim])
+		if !d.taken {
+			copy(g.experts.Input(n, d.dim), d.input[:n*d.dim])
+		}
 		if err := g.experts.Start(layer, d.jobs[i], k, n, act, bias); err != nil {
 			d.Finish() // what others have begun
 			return err
@@ -253,10 +268,12 @@ func (d *devices) Close() error {
 		return nil
 	}
 	var errs []error
-	for _, g := range d.all {
+	for _, g := range d.all { // experts may be linked to another device
 		if g.experts != nil {
 			errs = append(errs, g.experts.Close())
 		}
+	}
+	for _, g := range d.all {
 		if g.dev != nil {
 			errs = append(errs, g.dev.Close())
 		}

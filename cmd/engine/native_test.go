@@ -13,8 +13,8 @@ import (
 )
 
 // Experts that CUDA or HIP hold give the bits of the CPU, with none, some and all of
-// them in the device's memory, and so do all other steps there. The drivers are a fake where there is no GPU; a
-// process finds it only if it starts with it on its path.
+// them in the device's memory, and so do all other steps there. The drivers are a fake
+// where there is no GPU; a process finds it only if it starts with it on its path.
 func TestSameBitsByDriver(t *testing.T) {
 	if os.Getenv("SLUICE_FAKE") == "" {
 		for _, api := range []native.API{native.CUDA, native.HIP} {
@@ -30,16 +30,20 @@ func TestSameBitsByDriver(t *testing.T) {
 		if _, err := fake.Build(dir, native.Types()); err != nil {
 			t.Fatal(err)
 		}
-		c := exec.Command(os.Args[0], "-test.run", "^TestSameBitsByDriver$", "-test.v")
-		c.Env = append(os.Environ(), "SLUICE_FAKE=1", "FAKE_DEVICES=2", "LD_LIBRARY_PATH="+dir, "XDG_CACHE_HOME="+dir)
-		out, err := c.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS") {
-			t.Errorf("with a fake driver: %v\n%s", err, out)
+		for _, apart := range []string{"", "FAKE_APART=1"} { // the devices reach each other, or do not
+			c := exec.Command(os.Args[0], "-test.run", "^TestSameBitsByDriver$", "-test.v")
+			c.Env = append(os.Environ(), "SLUICE_FAKE=1", "LD_LIBRARY_PATH="+dir, "XDG_CACHE_HOME="+dir, "FAKE_DEVICES=2", apart)
+			out, err := c.CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "--- PASS") {
+				t.Errorf("with a fake driver, %q: %v\n%s", apart, err, out)
+			}
 		}
 		return
 	}
 	for _, maker := range []string{"cuda", "hip"} {
-		sameBitsBy(t, maker)
+		if os.Getenv("FAKE_APART") == "" {
+			sameBitsBy(t, maker)
+		}
 	}
 	pair(t)
 	// Auto takes a maker's own driver.
@@ -74,7 +78,8 @@ func sameBitsBy(t *testing.T, maker string) {
 }
 
 // pair splits experts between two devices of different kinds, as --devices 0,1 does:
-// each computes its own, and the bits stay.
+// each computes its own, and the bits stay. With all the rest on the first the second
+// takes its input from there.
 func pair(t *testing.T) {
 	path := light(demo)
 	e := open(t, Options{Path: path, Cap: 1, Backend: "cpu"})
@@ -84,9 +89,13 @@ func pair(t *testing.T) {
 	for _, c := range []struct {
 		backend, devices string
 		vram             Budget
-	}{{"cuda", "0,1", Budget{Experts: 24}}, {"", "cuda:1,cuda:0", Budget{}}, {"", "hip:0,hip:1", Budget{Experts: 9}}} {
+		dense            bool
+	}{
+		{"cuda", "0,1", Budget{Experts: 24}, false}, {"", "cuda:1,cuda:0", Budget{}, false}, {"", "hip:0,hip:1", Budget{Experts: 9}, false},
+		{"cuda", "0,1", Budget{Experts: 24}, true}, {"", "hip:1,hip:0", Budget{}, true},
+	} {
 		o := plain
-		o.Backend, o.Devices, o.VRAM = c.backend, c.devices, c.vram
+		o.Backend, o.Devices, o.VRAM, o.GPUDense = c.backend, c.devices, c.vram, c.dense
 		p, err := Prepare(o)
 		if err != nil {
 			t.Fatal(err)
@@ -98,7 +107,7 @@ func pair(t *testing.T) {
 		logits, _ := allLogits(t, two, prompt)
 		same(t, c.devices, logits, want.logits)
 		all := two.devices.all
-		if len(all) != 2 || all[0].experts.Usage().Experts == 0 || all[1].experts.Usage().Experts == 0 {
+		if len(all) != 2 || all[0].experts.Usage().Experts == 0 != c.dense || all[1].experts.Usage().Experts == 0 { // there is more room on the one that computes nothing else
 			t.Errorf("%s: not both hold experts", c.devices)
 		}
 		u := two.Usage()
@@ -106,7 +115,10 @@ func pair(t *testing.T) {
 			t.Errorf("%s: %+v, of %d experts", c.devices, u, len(two.VRAM))
 		}
 		said := strings.Join(two.Said(), "\n")
-		for _, name := range []string{all[0].name, all[1].name} {
+		for i, name := range []string{all[0].name, all[1].name} {
+			if i == 0 && c.dense {
+				continue
+			}
 			if !strings.Contains(said, "vram of "+name) {
 				t.Errorf("%s: nothing is said of %s in %q", c.devices, name, said)
 			}

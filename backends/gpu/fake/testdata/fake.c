@@ -34,17 +34,19 @@ void fakePinned(long long bytes) { pinnedLimit = bytes; }
 long long fakeLive(void) { return live; }
 long long fakeCompiled(void) { return compiled; }
 
-static int flaw;
+static int flaw, apart;
 
 // A process that does not call these is told by its environment: FAKE_FAIL is
 // "CALL SKIP CODE", a negative SKIP for every call; FAKE_FLAW makes threads give each other wrong numbers, FAKE_TOTAL
-// is a device's memory in bytes, FAKE_DEVICES is how many there are.
+// is a device's memory in bytes, FAKE_DEVICES how many there are, FAKE_APART that they
+// do not reach each other.
 __attribute__((constructor)) static void told(void) {
 	const char *e = getenv("FAKE_FAIL");
 	if (e) {
 		sscanf(e, "%63s %d %d", failing, &failSkip, &failCode);
 	}
 	flaw = getenv("FAKE_FLAW") != 0;
+	apart = getenv("FAKE_APART") != 0;
 	if ((e = getenv("FAKE_TOTAL"))) {
 		total = atoll(e);
 	}
@@ -295,7 +297,7 @@ BOTH(cuDeviceTotalMem_v2, hipDeviceTotalMem, (size_t *n, int d)) {
 enum { DEVICES = 8 };
 static char contexts[DEVICES];
 static long long used[DEVICES];
-static int currentDevice, reaching[DEVICES][DEVICES], apart;
+static int currentDevice, reaching[DEVICES][DEVICES];
 int cuDevicePrimaryCtxRetain(void **c, int d) {
 	FAIL("context");
 	*c = &contexts[d];
