@@ -245,9 +245,9 @@ func (e *experts) Launch(g *held.Group) error {
 	return e.group(g.Layer, g.Act, g.Jobs, g.Longest, g.N, g.Rows, g.Taken)
 }
 
-// Take is backends.Taker's: x may lie on this device or on another of its driver. The
+// Fetch is held.Fetcher's: x may lie on this device or on another of its driver. The
 // copy is between what was launched before and the next group.
-func (e *experts) Take(x backends.Vec) (bool, error) {
+func (e *experts) Fetch(x backends.Vec) (bool, error) {
 	v, ok := x.(dense.Vec)
 	if !ok {
 		return false, nil

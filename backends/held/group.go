@@ -15,7 +15,7 @@ type Group struct {
 	N       int  // input vectors
 	Rows    int  // output vectors of all jobs
 	Longest int  // output vectors of a job at most
-	Taken   bool // the input is there, by the device's Take
+	Taken   bool // the input is there, by the device's Fetch
 }
 
 // Single says that each expert computes the one input vector, once.
@@ -96,15 +96,21 @@ func (e *Experts) Input(n, dim int) []float32 {
 	return view[float32](e.mem.Input, 0, n*dim)
 }
 
-// Take is backends.Taker's, where the device is one: it then copies x to Places.X.
+// A Fetcher is a Device that may copy the input of groups to Places.X from where a
+// backend keeps it; it says no if it does not reach x.
+type Fetcher interface {
+	Fetch(x backends.Vec) (bool, error)
+}
+
+// Take is backends.Taker's, where the device is a Fetcher.
 func (e *Experts) Take(x backends.Vec) (bool, error) {
 	e.taken = false
-	t, ok := e.d.(backends.Taker)
+	f, ok := e.d.(Fetcher)
 	if !ok || x.Len() > e.most {
 		return false, nil
 	}
 	var err error
-	e.taken, err = t.Take(x)
+	e.taken, err = f.Fetch(x)
 	return e.taken, err
 }
 
