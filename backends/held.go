@@ -43,6 +43,7 @@ type HeldUsage struct {
 	UploadNanos int64
 	Recorded    int64 // command buffers, graphs
 	Launches    int64 // kernels and graphs started, command buffers submitted
+	DirectBytes int64 // of uploads, those that came from lent memory without a copy through staging
 	Pinned      int64 // bytes of host memory that are pinned for copies
 	PinAsked    int64 // bytes of host memory that should be
 	Unpinned    int64 // times that it could not be had

@@ -16,6 +16,10 @@ type Device interface {
 	ExpertBytes(layer int, payload int64) int64
 	// Upload copies an expert in. The parts are valid until it returns.
 	Upload(k Key, parts *Parts) error
+	// Lend tells of the memory in which the parts of Upload will lie, until it is called
+	// again; without any none is lent any more. It stays as it is meanwhile, so the
+	// device may copy from there itself.
+	Lend(mem [][]byte)
 	// Replace copies an expert in, over one that is there and takes as much. After an
 	// error neither is there. The parts are valid until it returns.
 	Replace(old, k Key, parts *Parts) error
@@ -123,9 +127,11 @@ func (c *Cache) Preload(ctx context.Context) error {
 	if err := c.preload(ctx, batch); err != nil {
 		return err
 	}
-	if c.opt.KeepHost {
+	if c.opt.KeepHost || len(c.opt.VRAM) == 0 {
 		return nil // they were among the slots outside the pool
 	}
+	c.opt.Device.Lend(c.way())
+	defer c.opt.Device.Lend(nil)
 	for _, k := range c.opt.VRAM {
 		cl := c.layers[k.Layer].class
 		sl := cl.free[len(cl.free)-1]
@@ -139,6 +145,21 @@ func (c *Cache) Preload(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// way is the memory of the slots by which Preload brings experts to the device.
+func (c *Cache) way() (mem [][]byte) {
+	for _, cl := range c.classes {
+		if cl.vramBytes == 0 || cl.slotBytes == 0 {
+			continue
+		}
+		for i := range cl.slots {
+			if at := int64(i) * cl.size.Bytes; &cl.slots[i] == cl.free[len(cl.free)-1] {
+				mem = append(mem, cl.arena[at:at+cl.size.Bytes]) // whole pages
+			}
+		}
+	}
+	return mem
 }
 
 // preload reads a few experts, and copies to the device what belongs there.

@@ -43,6 +43,9 @@ func TestSwap(t *testing.T) {
 		if err := c.Preload(context.Background()); err != nil {
 			t.Fatal(err)
 		}
+		if d.from != 2 || d.lent != nil {
+			t.Errorf("%d uploads from lent memory, want 2; %d lent at the end", d.from, len(d.lent))
+		}
 		return c, d
 	}
 	c, d := open1(t, false)

@@ -58,7 +58,7 @@ func (a API) compilers() []string {
 // functions are what both drivers have under other names, with the same arguments.
 type functions struct {
 	start, version, count, device, name, properties, attribute, total fn
-	busID                                                             fn
+	busID, register, unregister                                       fn
 	retain, letGo, current                                            fn
 	allocate, free, memory, allocateHost, freeHost, hostAddress       fn
 	copyIn, copyOut, copyWithin                                       fn
@@ -97,6 +97,8 @@ func (f *functions) symbols() []symbol {
 		{&f.memory, "cuMemGetInfo_v2", "hipMemGetInfo"},
 		{&f.allocateHost, "cuMemHostAlloc", "hipHostMalloc"},
 		{&f.freeHost, "cuMemFreeHost", "hipHostFree"},
+		{&f.register, "cuMemHostRegister_v2", "hipHostRegister"},
+		{&f.unregister, "cuMemHostUnregister", "hipHostUnregister"},
 		{&f.hostAddress, "cuMemHostGetDevicePointer_v2", "hipHostGetDevicePointer"},
 		{&f.copyIn, "cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync"},
 		{&f.copyOut, "cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync"},
@@ -169,6 +171,7 @@ type Error struct {
 // The codes that are told apart.
 const (
 	outOfMemory     = 2
+	registered      = 712 // memory of the host, already
 	noDevice        = 100
 	invalidDevice   = 101
 	noBinary        = 209

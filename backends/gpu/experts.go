@@ -19,7 +19,11 @@ type experts struct {
 	d      *Device
 	arenas []*buffer // of Alloc
 
-	staging [2]stage // by turns
+	lent    []lending // memory of the host that needs no staging
+	direct  int64     // bytes that came from there
+	unlent  int64     // times that it could not be pinned
+	wait    bool      // for what Send sends, as some of it lies there
+	staging [2]stage  // by turns
 	turn    int
 	copied  uintptr // event: after the last upload
 	fresh   bool    // kernels have not waited for it yet
@@ -143,6 +147,11 @@ func (e *experts) Write(to uint64, t quant.Type, data []byte) error {
 	_, block := t.Block()
 	planes := planesOf(t)
 	blocks := int64(len(data) / block)
+	borrowed := e.borrowed(data)
+	if borrowed {
+		e.wait = true
+		e.direct += int64(len(data))
+	}
 	for done := int64(0); done < blocks; {
 		st, err := e.room()
 		if err != nil {
@@ -156,13 +165,17 @@ func (e *experts) Write(to uint64, t quant.Type, data []byte) error {
 			continue
 		}
 		from, size := st.filled, n*int64(block)
-		copy(st.host.host[from:], data[done*int64(block):(done+n)*int64(block)])
+		source := &data[done*int64(block)]
+		if !borrowed {
+			copy(st.host.host[from:], data[done*int64(block):(done+n)*int64(block)])
+			source = &st.host.host[from]
+		}
 		st.filled = min(stagingSize, (from+size+255)&^255)
 		target := to + uint64(done*int64(block))
 		if planes != nil {
 			target = st.blocks.at + uint64(from)
 		}
-		if err := e.d.check("copy to the device", e.d.dr.f.copyIn.call(uintptr(target), uintptr(unsafe.Pointer(&st.host.host[from])), uintptr(size), e.d.copies)); err != nil {
+		if err := e.d.check("copy to the device", e.d.dr.f.copyIn.call(uintptr(target), uintptr(unsafe.Pointer(source)), uintptr(size), e.d.copies)); err != nil {
 			return err
 		}
 		var at int64
@@ -215,6 +228,10 @@ func (e *experts) Send() error {
 	}
 	st.filled, st.busy, e.fresh = 0, true, true
 	e.turn = 1 - e.turn
+	if e.wait {
+		e.wait = false
+		return e.d.check("event synchronize", e.d.dr.f.waitEvent.call(st.free))
+	}
 	return nil
 }
 
@@ -381,7 +398,13 @@ func (e *experts) Collect(floats int) ([]float32, error) {
 }
 
 func (e *experts) Memory() backends.HeldUsage {
-	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Launches: e.d.launches, Unpinned: e.d.unpinned}
+	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Launches: e.d.launches, DirectBytes: e.direct, Unpinned: e.d.unpinned + e.unlent}
+	for _, l := range e.lent {
+		if l.own {
+			u.Pinned += pinned(int64(len(l.mem)))
+			u.PinAsked += int64(len(l.mem))
+		}
+	}
 	for b := range e.d.buffers {
 		switch {
 		case b.host == nil:
@@ -410,6 +433,7 @@ func (e *experts) Free() error {
 	if d.lost == nil {
 		err = errors.Join(err, d.check("stream synchronize", f.waitStream.call(d.kernels)), d.check("stream synchronize", f.waitStream.call(d.copies)))
 	}
+	err = errors.Join(err, e.Lend(nil))
 	for _, g := range e.programs {
 		f.endProgram.call(g.exec)
 		f.endGraph.call(g.graph)

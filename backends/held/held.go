@@ -24,6 +24,9 @@ type Device interface {
 	// Write begins to copy a matrix of type t to where there is room for it. The data
 	// are the caller's again after the next Send.
 	Write(at uint64, t quant.Type, data []byte) error
+	// Lend takes the place of what was lent before: memory of the host from which Write
+	// may copy without staging. After an error nothing is lent.
+	Lend(mem [][]byte) error
 	// Send ends a run of Writes: a group that is launched later meets what they wrote.
 	Send() error
 	// Wait waits until all that was sent is in the device's memory.
@@ -214,6 +217,11 @@ func (e *Experts) remove(layer, expert int) {
 	size := e.ExpertBytes(layer)
 	e.free[size] = append(e.free[size], at)
 }
+
+// Lend lends memory of the host, from which uploads then go without a copy through
+// staging, until Lend is called again: without memory nothing is lent any more. An
+// error says why the device does not take it; uploads go through staging then.
+func (e *Experts) Lend(mem [][]byte) error { return e.d.Lend(mem) }
 
 // Settle waits until all that was uploaded is in the device's memory.
 func (e *Experts) Settle() error {

@@ -42,6 +42,7 @@ func (f *fake) Write(at uint64, t quant.Type, data []byte) error {
 	f.memory[at] = slices.Clone(data)
 	return f.fail["write"]
 }
+func (f *fake) Lend([][]byte) error              { return f.fail["lend"] }
 func (f *fake) Send() error                      { f.sent++; return f.fail["send"] }
 func (f *fake) Wait() error                      { return f.fail["wait"] }
 func (f *fake) Launch(g *Group) error            { f.group = *g; return f.fail["launch"] }

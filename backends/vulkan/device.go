@@ -68,6 +68,7 @@ type functions struct {
 	bindPipeline, pushConstants, dispatch, dispatchIndirect, barrier, copyBuffer               fn
 	submit, createSemaphore, destroySemaphore, wait                                            fn
 	createQueries, destroyQueries, resetQueries, writeTimestamp, queryResults                  fn
+	hostPointer                                                                                fn // 0: memory of the host cannot be imported
 }
 
 func (d *Device) names() map[string]*fn {
@@ -164,6 +165,10 @@ func (d *Device) open(p *physical) error {
 		if *f = fn(r); r == 0 {
 			return fmt.Errorf("vulkan: %w: the driver of %s has no %s: update it", ErrUnfit, d.Name, name)
 		}
+	}
+	if d.HostPointers {
+		r, _, _ := purego.SyscallN(uintptr(d.in.getDeviceProc), d.handle, text(a, "vkGetMemoryHostPointerPropertiesEXT"))
+		d.f.hostPointer = fn(r)
 	}
 	d.families = []uint32{p.family}
 	if p.transfer.family != p.family {
@@ -317,6 +322,7 @@ const (
 	weights where = iota // of the device's own
 	up
 	down
+	lent // the host's, imported
 )
 
 // buffer allocates memory, which the host sees but for weights that need staging.

@@ -19,6 +19,10 @@ type experts struct {
 	control  *buffer // host: parameters, jobs, index; copied to the device first
 	onDevice *buffer // that copy, then the scratch
 	in, out  *buffer
+	lent     []*buffer  // memory of the host that needs no staging
+	borrowed bool       // some of what waits for Send lies there
+	direct   int64      // bytes that came from there
+	unlent   int64      // times that it was not taken
 	staging  [2]*buffer // by turns
 	upload   [2]*commands
 	staged   [2]point // at which each is free
@@ -31,11 +35,11 @@ type experts struct {
 	running  point    // of the group under way; no value: none
 }
 
-// A segment is a part of the staging buffer that waits to be copied.
+// A segment is a part of the staging buffer, or of lent memory, that waits to be copied.
 type segment struct {
-	to         *buffer
-	toAt, from uint64
-	size       uint64
+	to, from     *buffer
+	toAt, fromAt uint64
+	size         uint64
 }
 
 // A program is a recording: what it depends on.
@@ -127,6 +131,12 @@ func (e *experts) Write(at uint64, _ quant.Type, data []byte) error {
 		copy(to.host[offset:], data)
 		return nil
 	}
+	if b, from := e.lender(data); b != nil {
+		e.pending = append(e.pending, segment{to, b, offset, from, uint64(len(data))})
+		e.borrowed = true
+		e.direct += int64(len(data))
+		return nil
+	}
 	for len(data) > 0 {
 		if e.filled == stagingSize {
 			if err := e.Send(); err != nil {
@@ -139,7 +149,7 @@ func (e *experts) Write(at uint64, _ quant.Type, data []byte) error {
 			}
 		}
 		n := copy(e.staging[e.turn].host[e.filled:], data)
-		e.pending = append(e.pending, segment{to, offset, uint64(e.filled), uint64(n)})
+		e.pending = append(e.pending, segment{to, e.staging[e.turn], offset, uint64(e.filled), uint64(n)})
 		e.filled = min(stagingSize, (e.filled+n+15)&^15)
 		data, offset = data[n:], offset+uint64(n)
 	}
@@ -153,18 +163,25 @@ func (e *experts) Send() error {
 		return nil
 	}
 	t := e.turn
+	if err := e.d.waitFor(e.staged[t]); err != nil { // what lent memory alone fills has not waited
+		return err
+	}
 	c := e.upload[t]
 	c.begin()
 	for _, s := range e.pending {
-		c.copy(s.to, s.toAt, e.staging[t], s.from, s.size)
+		c.copy(s.to, s.toAt, s.from, s.fromAt, s.size)
 	}
-	e.pending, e.filled = e.pending[:0], 0
+	wait := e.borrowed
+	e.pending, e.filled, e.borrowed = e.pending[:0], 0, false
 	if err := c.end(); err != nil {
 		return err
 	}
 	var err error
 	e.staged[t], err = c.submit()
 	e.copied, e.turn = e.staged[t], 1-t
+	if wait && err == nil {
+		err = e.d.waitFor(e.copied)
+	}
 	return err
 }
 
@@ -291,8 +308,12 @@ func (e *experts) Collect(floats int) ([]float32, error) {
 func (e *experts) Memory() backends.HeldUsage {
 	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Launches: e.d.launches}
 	vram := e.d.Memory.vramHeap()
+	u.DirectBytes, u.Unpinned = e.direct, e.unlent
 	for b := range e.d.buffers {
-		if e.d.Memory.Types[e.d.place.of(b.use)].Heap == vram {
+		if b.use == lent {
+			u.Pinned += int64(b.size)
+			u.PinAsked += int64(b.size)
+		} else if e.d.Memory.Types[e.d.place.of(b.use)].Heap == vram {
 			u.Allocated += int64(b.size)
 		}
 	}
@@ -311,6 +332,7 @@ func (e *experts) Free() error {
 		c.free()
 	}
 	e.times.free()
+	err = errors.Join(err, e.Lend(nil))
 	for _, b := range append(e.arenas, e.control, e.onDevice, e.in, e.out, e.staging[0], e.staging[1]) {
 		e.d.drop(b)
 	}

@@ -92,6 +92,12 @@ func TestExperts(t *testing.T) {
 
 func run(t *testing.T, ref *cpu.Backend, e *experts, rng *rand.Rand, l backends.HeldLayer, n, k, experts int, x []float32, name string) {
 	t.Helper()
+	runFrom(t, ref, e, rng, l, n, k, experts, x, name, func(parts [3][]byte) [3][]byte { return parts })
+}
+
+// runFrom uploads what from makes of the parts.
+func runFrom(t *testing.T, ref *cpu.Backend, e *experts, rng *rand.Rand, l backends.HeldLayer, n, k, experts int, x []float32, name string, from func(parts [3][]byte) [3][]byte) {
+	t.Helper()
 	matrix := func(typ quant.Type, rows, cols int) backends.Matrix {
 		return backends.Matrix{Type: typ, Rows: rows, Cols: cols, Data: backendtest.Weights(rng, typ, rows*cols)}
 	}
@@ -106,7 +112,7 @@ func run(t *testing.T, ref *cpu.Backend, e *experts, rng *rand.Rand, l backends.
 	all := make([]backends.Expert, experts)
 	for i := range all {
 		all[i] = backends.Expert{Gate: matrix(l.Types[0], l.FF, l.Dim), Up: matrix(l.Types[1], l.FF, l.Dim), Down: matrix(l.Types[2], l.Dim, l.FF)}
-		if err := e.Upload(5, i, [3][]byte{all[i].Gate.Data, all[i].Up.Data, all[i].Down.Data}); err != nil {
+		if err := e.Upload(5, i, from([3][]byte{all[i].Gate.Data, all[i].Up.Data, all[i].Down.Data})); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}

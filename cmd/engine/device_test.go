@@ -35,6 +35,9 @@ func TestSameBitsOnDevice(t *testing.T) {
 		} {
 			o.Path, o.Cap, o.Threads, o.Ctx, o.Chunk, o.Devices = plain.Path, plain.Cap, plain.Threads, plain.Ctx, plain.Chunk, "vulkan:0"
 			got := ask(t, o, prompt, 6)
+			if u := got.usage; o.Staging && !o.KeepHost && (u.DirectBytes != u.UploadBytes || u.DirectBytes == 0) || o.KeepHost && u.DirectBytes != 0 || u.Unpinned != 0 {
+				t.Errorf("%s with %v in VRAM: %+v", path, o.VRAM, u)
+			}
 			same(t, fmt.Sprintf("%s with %v in VRAM", path, o.VRAM), got.logits, want.logits)
 			if got.witness != want.witness || !slices.Equal(got.text, want.text) {
 				t.Errorf("%s with %v in VRAM: %v, want %v", path, o.VRAM, got.text, want.text)

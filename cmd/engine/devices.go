@@ -40,6 +40,7 @@ type gpu struct {
 	name    string // vulkan:0
 	index   int
 	link    *pci.Link // nil: not told
+	refused string    // why it copies nothing from where experts are read to
 	dev     io.Closer
 	experts *held.Experts
 	room    int64 // bytes for experts
@@ -98,6 +99,15 @@ func (d *devices) Upload(k tiers.Key, parts *tiers.Parts) error {
 	return d.all[d.owner[k]].experts.Upload(int(k.Layer), int(k.Expert), [3][]byte{parts[0], parts[1], parts[2]})
 }
 
+// Lend is tiers.Device's. Where it fails uploads go through staging.
+func (d *devices) Lend(mem [][]byte) {
+	for _, g := range d.all {
+		if err := g.experts.Lend(mem); err != nil && g.refused == "" {
+			g.refused = err.Error()
+		}
+	}
+}
+
 // Replace is tiers.Device's: k takes the place of old, which has its size.
 func (d *devices) Replace(old, k tiers.Key, parts *tiers.Parts) error {
 	at := d.owner[old]
@@ -124,8 +134,8 @@ func (d *devices) settle() (notices []string, err error) {
 		if u.Driver >= 0 {
 			driver = fmt.Sprintf("reports %s in use", tiers.GB(u.Driver))
 		}
-		notices = append(notices, fmt.Sprintf("vram of %s: %d experts of %s, %s allocated; the driver %s; uploaded in %.3g s, %.3g GB/s",
-			g.name, u.Experts, tiers.GB(u.Payload), tiers.GB(u.Allocated), driver, float64(u.UploadNanos)/1e9, float64(u.UploadBytes)/float64(max(u.UploadNanos, 1))))
+		notices = append(notices, fmt.Sprintf("vram of %s: %d experts of %s, %s allocated; the driver %s; uploaded in %.3g s, %.3g GB/s%s",
+			g.name, u.Experts, tiers.GB(u.Payload), tiers.GB(u.Allocated), driver, float64(u.UploadNanos)/1e9, float64(u.UploadBytes)/float64(max(u.UploadNanos, 1)), g.way(&u)))
 		for _, words := range []string{u.Doubt(g.index), slowUpload(g.name, g.link, &u)} {
 			if words != "" {
 				notices = append(notices, words)
@@ -133,6 +143,19 @@ func (d *devices) settle() (notices []string, err error) {
 		}
 	}
 	return notices, nil
+}
+
+// way says how experts came to a device.
+func (g *gpu) way(u *backends.HeldUsage) string {
+	switch {
+	case u.DirectBytes > 0 && u.DirectBytes >= u.UploadBytes:
+		return ", straight from where they were read"
+	case u.DirectBytes > 0:
+		return fmt.Sprintf(", %s of them straight from where they were read", tiers.GB(u.DirectBytes))
+	case g.refused != "":
+		return ", through staging (" + g.refused + ")"
+	}
+	return ""
 }
 
 // slowUpload says in words that experts went to a device at less than half of what
@@ -162,6 +185,10 @@ func (d *devices) usage() (sum backends.HeldUsage) {
 		sum.Allocated += u.Allocated
 		sum.UploadBytes += u.UploadBytes
 		sum.UploadNanos += u.UploadNanos
+		sum.DirectBytes += u.DirectBytes
+		sum.Pinned += u.Pinned
+		sum.PinAsked += u.PinAsked
+		sum.Unpinned += u.Unpinned
 		sum.Recorded += u.Recorded
 		sum.Launches += u.Launches
 		if sum.Driver >= 0 && u.Driver >= 0 {

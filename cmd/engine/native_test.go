@@ -70,6 +70,9 @@ func sameBitsBy(t *testing.T, maker string) {
 			got := ask(t, o, prompt, 3)
 			name := fmt.Sprintf("%s by %s with %v in VRAM, dense %v", path, maker, o.VRAM, o.GPUDense)
 			same(t, name, got.logits, want.logits)
+			if u := got.usage; !o.KeepHost && u.DirectBytes != u.UploadBytes || o.KeepHost && u.DirectBytes != 0 || u.Unpinned != 0 {
+				t.Errorf("%s: %+v", name, u)
+			}
 			if got.witness != want.witness || !slices.Equal(got.text, want.text) {
 				t.Errorf("%s: %v, want %v", name, got.text, want.text)
 			}
@@ -111,7 +114,7 @@ func pair(t *testing.T) {
 			t.Errorf("%s: not both hold experts", c.devices)
 		}
 		u := two.Usage()
-		if n := c.vram.Experts; n > 0 && u.Experts != int64(n) || u.Experts != int64(len(two.VRAM)) || u.Driver != u.Allocated {
+		if n := c.vram.Experts; n > 0 && u.Experts != int64(n) || u.Experts != int64(len(two.VRAM)) || u.Driver != u.Allocated || u.DirectBytes != u.UploadBytes {
 			t.Errorf("%s: %+v, of %d experts", c.devices, u, len(two.VRAM))
 		}
 		said := strings.Join(two.Said(), "\n")

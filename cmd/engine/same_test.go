@@ -19,6 +19,7 @@ type answer struct {
 	logits  []float32 // after each token of the prompt
 	text    []int32   // greedy
 	witness uint32    // of the bits of the logits that the text was chosen by
+	usage   backends.HeldUsage
 }
 
 func ask(t testing.TB, o Options, prompt []int32, tokens int) answer {
@@ -31,7 +32,7 @@ func ask(t testing.TB, o Options, prompt []int32, tokens int) answer {
 	}()
 	logits, _ := allLogits(t, e, prompt)
 	r := generate(t, e, prompt, tokens)
-	return answer{logits, r.IDs, r.Witness}
+	return answer{logits, r.IDs, r.Witness, e.Usage()}
 }
 
 // A sameCase is a model with a prompt and an answer for each number format of the

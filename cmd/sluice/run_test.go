@@ -65,9 +65,9 @@ func TestRunJSON(t *testing.T) {
 		"draft_wasted_bytes", "draft_wasted_loads", "emitted_tokens_total", "evictions{lru}", "evictions{vram}", "forwards_total", "gpu_launches_total", "host_checksum_retries", "host_load_bytes", "host_load_wait_ns",
 		"host_loads_dropped", "host_loads_failed", "host_loads_total{mmap}", "host_loads_total{pread}", "host_loads_total{slab}",
 		"host_read_bytes", "host_read_retries", "loads_avoided{lru}", "loads_avoided{pinned}", "loads_avoided{vram}", "major_faults", "marginal_hits{lru}", "marginal_hits{pinned}", "marginal_hits{vram}", "minor_faults",
-		"positions_total", "prefetch_guessed", "prefetch_guessed_right", "prefetch_issued", "prefetch_late", "prefetch_skipped_vram", "prefetch_used",
+		"pin_failures", "pinned_bytes", "positions_total", "prefetch_guessed", "prefetch_guessed_right", "prefetch_issued", "prefetch_late", "prefetch_skipped_vram", "prefetch_used",
 		"prefetch_wasted", "prefetch_wasted_bytes", "preload_bytes", "preload_loads", "routed_experts_total", "rss_bytes",
-		"rss_peak_bytes", "tier_hits{lru}", "tier_hits{pinned}", "tier_hits{vram}", "tier_misses", "tier_upload_bytes", "tier_upload_gbps", "tier_upload_ns", "tier_upload_s", "vram_allocated_bytes", "vram_driver_bytes", "vram_payload_bytes", "vram_swaps",
+		"rss_peak_bytes", "tier_hits{lru}", "tier_hits{pinned}", "tier_hits{vram}", "tier_misses", "tier_upload_bytes", "tier_upload_direct_bytes", "tier_upload_gbps", "tier_upload_ns", "tier_upload_s", "vram_allocated_bytes", "vram_driver_bytes", "vram_payload_bytes", "vram_swaps",
 	}
 	if got := flatten(counters); !slices.Equal(got, want) {
 		t.Errorf("counters %q\nwant %q", got, want)

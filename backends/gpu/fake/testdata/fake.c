@@ -387,6 +387,38 @@ BOTH(cuMemHostAlloc, hipHostMalloc, (void **p, size_t n, unsigned flags)) {
 	return flags == 3 ? take(p, n, 1) : 1;
 }
 BOTH(cuMemFreeHost, hipHostFree, (void *p)) { return give(p); }
+// Memory that is pinned where it lies is of one owner.
+static struct pin { char *at; size_t size; struct pin *next; } *pins;
+BOTH(cuMemHostRegister_v2, hipHostRegister, (char *p, size_t n, unsigned flags)) {
+	FAIL("register");
+	for (struct pin *i = pins; i; i = i->next) {
+		if (p < i->at + i->size && i->at < p + n) {
+			return 712;
+		}
+	}
+	if (flags != 1 || (size_t)p % 4096 || pinned + (long long)n > pinnedLimit) {
+		return flags != 1 || (size_t)p % 4096 ? 1 : 2;
+	}
+	struct pin *i = malloc(sizeof *i);
+	*i = (struct pin){p, n, pins};
+	pins = i;
+	pinned += n;
+	live++;
+	return 0;
+}
+BOTH(cuMemHostUnregister, hipHostUnregister, (char *p)) {
+	for (struct pin **i = &pins; *i; i = &(*i)->next) {
+		if ((*i)->at == p) {
+			struct pin *gone = *i;
+			*i = gone->next;
+			pinned -= gone->size;
+			live--;
+			free(gone);
+			return 0;
+		}
+	}
+	return 713;
+}
 BOTH(cuMemHostGetDevicePointer_v2, hipHostGetDevicePointer, (void **d, void *p, unsigned flags)) {
 	(void)flags;
 	*d = p;
