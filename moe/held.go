@@ -13,8 +13,7 @@ type held struct {
 	jobs    [maxJobs]backends.HeldJob
 	n       int  // of them gathered
 	given   bool // the device has the layer's input
-	rows    [maxJobs][]int32
-	running int // jobs under way, whose rows are in rows
+	rows    []int32 // of the jobs under way, one behind the other
 }
 
 // hold gathers the i-th distinct expert for the device, and starts what was
@@ -50,10 +49,10 @@ func (e *experts) start(s *state, x backends.Vec, perRow int) error {
 	if err := h.by.Start(e.layer, jobs, perRow, x.Len(), e.act, &e.bias); err != nil {
 		return err
 	}
+	h.rows = h.rows[:0]
 	for i := range jobs {
-		h.rows[i] = jobs[i].Rows
+		h.rows = append(h.rows, jobs[i].Rows...)
 	}
-	h.running = len(jobs)
 	return nil
 }
 
@@ -71,21 +70,15 @@ func (h *held) give(s *state, x backends.Vec) (err error) {
 
 // finish waits for the device and puts its outputs into their rows.
 func (h *held) finish(s *state) error {
-	if h.running == 0 {
+	if len(h.rows) == 0 {
 		return nil
 	}
-	rows := h.rows[:h.running]
-	h.running = 0
 	data, err := h.by.Finish()
-	if err != nil {
-		return err
+	if err == nil {
+		s.be.Put(s.out, h.rows, data)
 	}
-	dim := s.out.Dim()
-	for _, r := range rows {
-		s.be.Put(s.out, r, data[:len(r)*dim])
-		data = data[len(r)*dim:]
-	}
-	return nil
+	h.rows = h.rows[:0]
+	return err
 }
 
 // collect is finish at the end of a layer.
@@ -97,8 +90,8 @@ func (h *held) collect(s *state) error {
 
 // drop forgets what is under way, which an error has made of no use.
 func (h *held) drop() {
-	if h.running > 0 {
+	if len(h.rows) > 0 {
 		h.by.Finish() // whatever it says, another error is told
 	}
-	h.n, h.running, h.given = 0, 0, false
+	h.n, h.rows, h.given = 0, h.rows[:0], false
 }

@@ -228,14 +228,19 @@ func put[T float32 | int32](b *Backend, data []T) uint64 {
 	if n > len(b.ring) {
 		panic(fmt.Sprintf("backends/dense: a step with %d bytes of its own: at most %d", n, len(b.ring)))
 	}
-	if b.used+n > len(b.ring) {
-		b.wait()
-		b.used = 0
-	}
+	b.reserve(n)
 	at := b.used
 	copy(unsafe.Slice((*T)(unsafe.Pointer(&b.ring[at])), len(data)), data)
 	b.used += n
 	return b.ringAt + uint64(at)
+}
+
+// reserve has room in the ring for what a launch reads.
+func (b *Backend) reserve(bytes int) {
+	if b.used+bytes > len(b.ring) {
+		b.wait()
+		b.used = 0
+	}
 }
 
 // constant is where floats lie on the device that never change, copied there when
@@ -357,19 +362,14 @@ func (b *Backend) toHost(v *vec) backends.Vec {
 	return t
 }
 
-// fromHost copies rows of the twin to a vector: those that are named, or all.
-func (b *Backend) fromHost(v *vec, rows []int32) {
-	if rows == nil {
-		rows = b.numbers(0, v.n)
-	}
+// fromHost copies the twin to a vector.
+func (b *Backend) fromHost(v *vec) {
 	b.temp = grow(b.temp, v.n*v.dim)
 	if err := b.host.Read(b.temp, v.twin); err != nil {
 		b.note(err)
 		return
 	}
-	for _, r := range rows {
-		b.putRows(v, []int32{r}, b.temp[int(r)*v.dim:(int(r)+1)*v.dim])
-	}
+	b.putRows(v, b.numbers(0, v.n), b.temp)
 }
 
 // numbers are first, first+1, ..., until the next call.

@@ -78,7 +78,7 @@ const (
 
 type runsParams struct {
 	to, from                           uint64
-	_, fromRows                        uint64 // rows of to are 0, 1, ...
+	toRows, fromRows                   uint64
 	n, groups, run                     uint32
 	toRow, toGroup, fromRow, fromGroup uint32
 	_                                  uint32

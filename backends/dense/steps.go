@@ -2,6 +2,7 @@ package dense
 
 import (
 	"fmt"
+	"slices"
 
 	"sluice/backends"
 	"sluice/backends/held"
@@ -19,7 +20,7 @@ func (b *Backend) Embed(x backends.Vec, table backends.Matrix, ids []int32) {
 	v.SetLen(len(ids))
 	if t := b.onHost(v); t != nil {
 		b.host.Embed(t, table, ids)
-		b.fromHost(v, nil)
+		b.fromHost(v)
 	}
 }
 
@@ -84,7 +85,7 @@ func (b *Backend) MatMul(y []backends.Vec, w []backends.Linear, x backends.Vec) 
 			}
 			if t := b.onHost(to); t != nil && from.twin != nil {
 				b.host.MatMul([]backends.Vec{t}, w[i:i+1], from.twin)
-				b.fromHost(to, nil)
+				b.fromHost(to)
 			}
 			continue
 		}
@@ -142,7 +143,7 @@ func (b *Backend) MatMulHeads(y backends.Vec, w []backends.Matrix, x backends.Ve
 		b.toHost(from)
 		if t := b.onHost(to); t != nil && from.twin != nil {
 			b.host.MatMulHeads(t, w, from.twin)
-			b.fromHost(to, nil)
+			b.fromHost(to)
 		}
 		return
 	}
@@ -205,12 +206,16 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 		b.note(err)
 		return
 	}
+	// Rows that come back lie one behind the other, in the place of those that do not.
+	b.rows = b.rows[:0]
 	for i := range jobs {
-		for j := range jobs[i].Rows {
-			r := int(jobs[i].Rows[j])
-			b.putRows(to, jobs[i].Rows[j:j+1], b.temp[r*to.dim:(r+1)*to.dim])
-		}
+		b.rows = append(b.rows, jobs[i].Rows...)
 	}
+	slices.Sort(b.rows)
+	for i, r := range b.rows {
+		copy(b.temp[i*to.dim:(i+1)*to.dim], b.temp[int(r)*to.dim:])
+	}
+	b.putRows(to, b.rows, b.temp[:len(b.rows)*to.dim])
 }
 
 // inOrder says that rows follow each other.
@@ -342,17 +347,28 @@ func (b *Backend) Put(y backends.Vec, rows []int32, data []float32) {
 			misuse("Put", "row %d of %d", r, to.n)
 		}
 	}
-	for i := range rows {
-		b.putRows(to, rows[i:i+1], data[i*to.dim:(i+1)*to.dim])
-	}
+	b.putRows(to, rows, data)
 }
 
-// putRows is Put of a row.
+// putRows is Put, in pieces that the ring has room for: of rows, or of a long row.
 func (b *Backend) putRows(to *vec, rows []int32, data []float32) {
-	for at := 0; at < len(data); {
-		n := min(len(data)-at, len(b.ring)/8)
-		b.copy(to.row(int(rows[0]))+4*uint64(at), put(b, data[at:at+n]), n)
-		at += n
+	most := len(b.ring) / 8 // of its floats a half
+	if to.dim > most {
+		for i, r := range rows {
+			for at := 0; at < to.dim; at += most {
+				n := min(to.dim-at, most)
+				b.copy(to.row(int(r))+4*uint64(at), put(b, data[i*to.dim+at:][:n]), n)
+			}
+		}
+		return
+	}
+	for len(rows) > 0 {
+		n := min(len(rows), most/to.dim)
+		p := runsParams{to: to.at, n: uint32(n), groups: 1, run: uint32(to.dim), toRow: uint32(to.dim), fromRow: uint32(to.dim)}
+		b.reserve(4*n*(to.dim+1) + 32)
+		p.from, p.toRows = put(b, data[:n*to.dim]), put(b, rows[:n])
+		b.runs(p)
+		rows, data = rows[n:], data[n*to.dim:]
 	}
 }
 
