@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"sluice/backends"
 	native "sluice/backends/gpu"
 	"sluice/backends/gpu/fake"
 )
@@ -166,5 +168,69 @@ func TestDriverWords(t *testing.T) {
 	}
 	if _, err := Prepare(Options{Path: demo, Cap: 4, Ctx: 64, Backend: "cuda", VRAM: Budget{Experts: 1}}); err == nil || !strings.Contains(err.Error(), "libcuda.so.1") {
 		t.Errorf("--vram without a driver: %v", err)
+	}
+}
+
+// Every family has the bits of the CPU when the device computes all but experts in
+// RAM: its attention, its norms, its states.
+func TestFamiliesByDriver(t *testing.T) {
+	if os.Getenv("SLUICE_FAKE") == "" {
+		if _, err := exec.LookPath("gcc"); err != nil {
+			t.Skip("needs gcc, which compiles the kernels for this machine")
+		}
+		dir := t.TempDir()
+		if _, err := fake.Build(dir, native.Types()); err != nil {
+			t.Fatal(err)
+		}
+		c := exec.Command(os.Args[0], "-test.run", "^TestFamiliesByDriver$", "-test.v")
+		c.Env = append(os.Environ(), "SLUICE_FAKE=1", "LD_LIBRARY_PATH="+dir, "XDG_CACHE_HOME="+dir)
+		out, err := c.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS") {
+			t.Errorf("with a fake driver: %v\n%s", err, out)
+		}
+		return
+	}
+	models, err := filepath.Glob("testdata/*.gguf")
+	if err != nil || len(models) < 10 {
+		t.Fatalf("%d models: %v", len(models), err)
+	}
+	for i, path := range models {
+		o := Options{Path: path, Cap: 2, Threads: 1, Ctx: 48, Chunk: 7, NoText: true, Backend: "cpu", KV: backends.KVType(i % 2)}
+		run := func(o Options) []float32 {
+			p, err := Prepare(o)
+			if err != nil {
+				t.Fatalf("%s: %v", path, err)
+			}
+			e, err := p.Load(t.Context())
+			if err != nil {
+				t.Fatalf("%s: %v", path, err)
+			}
+			ids := make([]int32, 20)
+			for j := range ids {
+				ids[j] = int32((j*j*37 + 11) % e.Spec.Vocab)
+			}
+			logits, hidden := allLogits(t, e, ids)
+			e.Model.Rewind(9) // and go on from there, one by one
+			for _, id := range ids[9:12] {
+				if err := e.Model.Forward(t.Context(), []int32{id}); err != nil {
+					t.Fatal(err)
+				}
+				row := make([]float32, e.Model.Vocab)
+				if err := e.Model.Logits(row, []int32{0}); err != nil {
+					t.Fatal(err)
+				}
+				logits = append(logits, row...)
+			}
+			if n := e.Usage().Launches; n > 300 != o.GPUDense {
+				t.Errorf("%s: %d launches", path, n)
+			}
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+			return append(logits, hidden...)
+		}
+		want := run(o)
+		o.Backend, o.Devices, o.GPUDense, o.VRAM = "", "cuda:0", true, Budget{Experts: 3}
+		same(t, path, run(o), want)
 	}
 }

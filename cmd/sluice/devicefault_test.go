@@ -44,6 +44,7 @@ func TestDeviceFaults(t *testing.T) {
 	}
 	cuda := []string{"--devices", "cuda:0"}
 	vram := []string{"--devices", "cuda:0", "--vram", "8"}
+	all := append(vram, "--gpu-dense")
 	plain := sluice("", nil, "--backend", "cpu")
 	plain.wants(t, exitDone)
 	for _, c := range []struct {
@@ -67,6 +68,15 @@ func TestDeviceFaults(t *testing.T) {
 		{"lost while experts are uploaded", []string{"FAKE_FAIL=copy 3 719"}, vram, exitError, []string{"lost the device"}},
 		{"lost in the prompt", []string{"FAKE_FAIL=launch 12 700"}, vram, exitError, []string{"lost the device", "--backend cpu"}},
 		{"lost while a group is waited for", []string{"FAKE_FAIL=synchronize 4 719"}, vram, exitError, []string{"lost the device"}},
+		{"dense", nil, all, exitDone, []string{"gpu-dense: cuda:0 computes attention"}},
+		{"dense: no GPU", []string{"FAKE_FAIL=init 0 100"}, []string{"--gpu-dense"}, exitRefused, []string{"--gpu-dense: there is no GPU"}},
+		{"dense: a small device", []string{"FAKE_TOTAL=700000000"}, all, exitRefused, []string{"caches and vectors take", "lower --ctx"}},
+		{"dense: no memory", []string{"FAKE_FAIL=allocate 20 2"}, all, exitError, []string{"found no memory", "lower --vram"}},
+		{"dense: nothing can be pinned", []string{"FAKE_FAIL=pin 6 2"}, all, exitError, []string{"pinned host memory", "ulimit -l"}},
+		{"dense: compiler fails", []string{"FAKE_FAIL=compile 2 6"}, all, exitDone, []string{"gpu-dense"}},
+		{"dense: lost while the model is tried", []string{"FAKE_FAIL=launch 60 719"}, all, exitError, []string{"lost the device", "--backend cpu"}},
+		{"dense: lost in the prompt", []string{"FAKE_FAIL=launch 230 700"}, all, exitError, []string{"lost the device", "--backend cpu"}},
+		{"dense: lost while it is waited for", []string{"FAKE_FAIL=synchronize 60 719"}, all, exitError, []string{"lost the device"}},
 		{"no graphs", []string{"FAKE_FAIL=capture 0 900"}, vram, exitError, []string{"error 900"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
