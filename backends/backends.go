@@ -78,6 +78,10 @@ type Taker interface {
 	// Take makes the rows of x what the next groups have for input, in place of what
 	// Input gives. It says no if x does not lie where the holder reaches it.
 	Take(x Vec) (bool, error)
+	// Give puts the outputs of the group under way, of all jobs one behind the other,
+	// into rows of out, and ends the group as Finish does; it may do so later, but
+	// before the backend's next step. It says no if it cannot; then Finish has to be used.
+	Give(out Vec, rows []int32) (bool, error)
 }
 
 // A Vec is a batch of activation vectors, kept where its backend keeps it.

@@ -73,11 +73,17 @@ func (h *held) finish(s *state) error {
 	if len(h.rows) == 0 {
 		return nil
 	}
+	rows := h.rows
+	h.rows = rows[:0]
+	if t, ok := h.by.(backends.Taker); ok {
+		if given, err := t.Give(s.out, rows); given || err != nil {
+			return err
+		}
+	}
 	data, err := h.by.Finish()
 	if err == nil {
-		s.be.Put(s.out, h.rows, data)
+		s.be.Put(s.out, rows, data)
 	}
-	h.rows = h.rows[:0]
 	return err
 }
 

@@ -295,11 +295,15 @@ func (b *Backend) matrix(m *backends.Matrix) uint64 {
 	return at
 }
 
-// A Vec of a Backend says where it lies: on the device of which driver, and its first
-// position.
+// A Vec of a Backend may be met by others on its device, in the order of its steps.
 type Vec interface {
 	backends.Vec
+	// Lies says where it lies: on the device of which driver, and its first position.
 	Lies() (on Driver, at uint64)
+	// Failure is what kernels of others leave that compute a group of experts of it.
+	Failure() Failure
+	// Place starts a copy of floats of the device, to rows of the vector.
+	Place(rows []int32, from uint64)
 }
 
 // A vec is [capacity, dim] floats of the device.
@@ -325,6 +329,11 @@ func (b *Backend) NewVec(capacity, dim int) (backends.Vec, error) {
 func (v *vec) Len() int               { return v.n }
 func (v *vec) Dim() int               { return v.dim }
 func (v *vec) Lies() (Driver, uint64) { return v.b.d, v.at }
+func (v *vec) Failure() Failure       { return v.b.failure(stepExpertGroup) }
+
+func (v *vec) Place(rows []int32, from uint64) {
+	v.b.runs(runsParams{to: v.at, from: from, toRows: put(v.b, rows), n: uint32(len(rows)), groups: 1, run: uint32(v.dim), toRow: uint32(v.dim), fromRow: uint32(v.dim)})
+}
 
 func (v *vec) SetLen(n int) {
 	if n < 0 || n > v.capacity {

@@ -52,7 +52,7 @@ func (d *Device) Bench(s bench.Shape) (*bench.Measurement, error) {
 		return nil, err
 	}
 	defer e.Close()
-	b := &measured{e: e, run: program{s.Layer(), backends.SwiGLU, s.K, false}}
+	b := &measured{e: e, run: program{layer: s.Layer(), act: backends.SwiGLU, jobs: s.K}}
 	if b.from, err = d.buffer(s.CopyBytes); err != nil {
 		return nil, err
 	}

@@ -157,7 +157,7 @@ func (s *denseDriver) Wait() error {
 		return s.d.lost
 	}
 	defer s.d.enter()()
-	return s.d.check("stream synchronize", s.d.dr.f.waitStream.call(s.d.kernels))
+	return s.d.waitKernels()
 }
 
 func (s *denseDriver) Close() error {

@@ -39,6 +39,7 @@ type Device struct {
 	before   int64     // bytes in use when it was opened
 	recorded int64     // graphs
 	launches int64     // of kernels and graphs
+	waits    int64     // for all that was launched
 	unpinned int64     // staging buffers that could not be pinned
 }
 
@@ -158,6 +159,15 @@ func (d *Device) Free() (int64, error) {
 		return 0, err
 	}
 	return int64(w.out[0]), nil
+}
+
+// waitKernels waits for the stream of kernels.
+func (d *Device) waitKernels() error {
+	err := d.check("stream synchronize", d.dr.f.waitStream.call(d.kernels))
+	if err == nil {
+		d.waits++
+	}
+	return err
 }
 
 // A buffer is memory that the device addresses.

@@ -33,6 +33,9 @@ type experts struct {
 	in, out  *buffer // host
 	programs map[program]graph
 	links    map[*Device]*link // from devices whose vectors were taken
+	fail     dense.Failure     // of the device's backend, whose vector was taken; the zero value: of none
+	stays    bool              // the outputs of the last group are on the device alone
+	launched int64             // waits of the device before that group
 }
 
 // A stage is host memory that uploads pass through, and memory of the device where
@@ -49,7 +52,8 @@ type program struct {
 	layer backends.HeldLayer
 	act   backends.Activation
 	jobs  int
-	taken bool // the input is there
+	taken bool          // the input is there
+	fail  dense.Failure // the outputs stay on the device, and what is out of range is left there; the zero value: neither
 }
 
 type graph struct{ graph, exec uintptr }
@@ -250,6 +254,11 @@ func (e *experts) Launch(g *held.Group) error {
 	}
 	defer d.enter()()
 	*at[uint32](e.control, topAt) = 0
+	p := program{layer: g.Layer, act: g.Act, jobs: g.Jobs, taken: g.Taken}
+	if g.Taken {
+		p.fail = e.fail
+	}
+	e.stays, e.launched = p.fail.At != 0, d.waits
 	if e.fresh {
 		e.fresh = false
 		if err := d.check("stream wait", d.dr.f.streamWaits.call(d.kernels, e.copied, 0)); err != nil {
@@ -257,14 +266,15 @@ func (e *experts) Launch(g *held.Group) error {
 		}
 	}
 	if g.Single() {
-		return e.replay(program{g.Layer, g.Act, g.Jobs, g.Taken})
+		return e.replay(p)
 	}
-	return e.group(g.Layer, g.Act, g.Jobs, g.Longest, g.N, g.Rows, g.Taken)
+	return e.group(p, g.Longest, g.N, g.Rows)
 }
 
 // Fetch is held.Fetcher's: x may lie on this device or on another of its driver. The
 // copy is between what was launched before and the next group.
 func (e *experts) Fetch(x backends.Vec) (bool, error) {
+	e.fail = dense.Failure{}
 	v, ok := x.(dense.Vec)
 	if !ok {
 		return false, nil
@@ -279,6 +289,7 @@ func (e *experts) Fetch(x backends.Vec) (bool, error) {
 	}
 	to, n := e.onDevice.at+uint64(e.Places.X), 4*int64(x.Len())*int64(x.Dim())
 	if s.d == e.d {
+		e.fail = v.Failure()
 		defer e.d.enter()()
 		return true, e.d.check("copy", e.d.dr.f.copyWithin.call(uintptr(to), uintptr(from), uintptr(n), e.d.kernels))
 	}
@@ -293,29 +304,56 @@ func (e *experts) Fetch(x backends.Vec) (bool, error) {
 	return true, l.copy(to, from, n)
 }
 
-// group starts the steps of a group that describe has described.
-func (e *experts) group(l backends.HeldLayer, act backends.Activation, jobs, longest, n, rows int, taken bool) error {
-	d, f := e.d, &e.d.dr.f
-	s, dev, top := &e.Places, e.onDevice.at, e.control.at+topAt
+// Hand is held.Fetcher's: the outputs go from the scratch to the vector, on the device.
+func (e *experts) Hand(out backends.Vec, rows []int32, from uint64) (bool, error) {
+	v, ok := out.(dense.Vec)
+	if !ok || !e.stays {
+		return false, nil
+	}
+	if driver, _ := v.Lies(); driver.(*denseDriver).d != e.d {
+		return false, nil
+	}
+	v.Place(rows, from)
+	return true, e.d.lost
+}
+
+// Drain is held.Fetcher's: whoever has waited for the stream has waited for the group.
+func (e *experts) Drain() error {
+	if e.d.lost != nil || e.launched != e.d.waits {
+		return e.d.lost
+	}
+	defer e.d.enter()()
+	return e.d.waitKernels()
+}
+
+// group starts the steps of a group that describe has described: what does not depend
+// on its rows is p.
+func (e *experts) group(p program, longest, n, rows int) error {
+	d := e.d
+	l, act, jobs := p.layer, p.act, p.jobs
+	s, dev, top, step := &e.Places, e.onDevice.at, e.control.at+topAt, uint32(1)
+	if p.fail.At != 0 {
+		top, step = p.fail.At, p.fail.Step
+	}
 	k, err := d.kernel("", "fetch")
 	if err != nil {
 		return err
 	}
 	x := dev + uint64(s.X)
 	fetch := fetchParams{from: [2]uint64{e.control.at, e.in.at}, to: [2]uint64{dev, x}, words: [2]uint32{uint32(s.Index+held.IndexBytes(rows)) / 4, uint32(n * l.Dim)}}
-	if taken {
+	if p.taken {
 		fetch.words[1] = 0
 	}
 	if err := launch(d, d.kernels, k, [3]int{int(fetch.words[0]+fetch.words[1]+255) / 256, 1, 1}, 256, fetch); err != nil {
 		return err
 	}
 	xA, xB, hidden := formAt(dev+uint64(s.XA), n*l.Dim), formAt(dev+uint64(s.XB), n*l.Dim), formAt(dev+uint64(s.Hidden), rows*l.FF)
-	if err := d.quantize(l.Types[0], xA, x, 0, top, n*l.Dim, 0, 1); err != nil {
+	if err := d.quantize(l.Types[0], xA, x, 0, top, n*l.Dim, 0, step); err != nil {
 		return err
 	}
 	if alike(l.Types[0], l.Types[1]) {
 		xB = xA
-	} else if err := d.quantize(l.Types[1], xB, x, 0, top, n*l.Dim, 0, 1); err != nil {
+	} else if err := d.quantize(l.Types[1], xB, x, 0, top, n*l.Dim, 0, step); err != nil {
 		return err
 	}
 	size := uint64(unsafe.Sizeof(rowsJob{}))
@@ -334,13 +372,16 @@ func (e *experts) group(l backends.HeldLayer, act backends.Activation, jobs, lon
 			return err
 		}
 	}
-	if err := d.quantize(l.Types[2], hidden, dev+uint64(s.Gate), dev+uint64(s.Up), top, rows*l.FF, gateOf(act), 1); err != nil {
+	if err := d.quantize(l.Types[2], hidden, dev+uint64(s.Gate), dev+uint64(s.Up), top, rows*l.FF, gateOf(act), step); err != nil {
 		return err
 	}
 	if err := d.multiply(l.Types[2], of(2*jobs, hidden, l.Dim, l.FF), jobs, longest); err != nil {
 		return err
 	}
-	return d.check("copy from the device", f.copyOut.call(uintptr(unsafe.Pointer(&e.out.host[0])), uintptr(dev+uint64(s.Out)), uintptr(4*rows*l.Dim), d.kernels))
+	if p.fail.At != 0 {
+		return nil
+	}
+	return e.copyOut(rows * l.Dim)
 }
 
 // replay launches a group of single vectors as a graph, recorded once.
@@ -362,7 +403,7 @@ func (e *experts) replay(p program) error {
 			return err
 		}
 		w.out[0] = 0
-		failed := e.group(p.layer, p.act, p.jobs, 1, 1, p.jobs, p.taken)
+		failed := e.group(p, 1, 1, p.jobs)
 		err := d.check("end of recording", f.endCapture.call(d.kernels, addr(&w.out[0])))
 		g.graph = uintptr(w.out[0])
 		if err = errors.Join(failed, err); err != nil {
@@ -383,12 +424,22 @@ func (e *experts) replay(p program) error {
 	return d.check("launch of a graph", f.launchGraph.call(g.exec, d.kernels))
 }
 
+// copyOut starts the copy of a group's outputs to the host.
+func (e *experts) copyOut(floats int) error {
+	return e.d.check("copy from the device", e.d.dr.f.copyOut.call(uintptr(unsafe.Pointer(&e.out.host[0])), uintptr(e.onDevice.at+uint64(e.Places.Out)), uintptr(4*floats), e.d.kernels))
+}
+
 func (e *experts) Collect(floats int) ([]float32, error) {
 	if e.d.lost != nil {
 		return nil, e.d.lost
 	}
 	defer e.d.enter()()
-	if err := e.d.check("stream synchronize", e.d.dr.f.waitStream.call(e.d.kernels)); err != nil {
+	if e.stays {
+		if err := e.copyOut(floats); err != nil {
+			return nil, err
+		}
+	}
+	if err := e.d.waitKernels(); err != nil {
 		return nil, err
 	}
 	if *at[uint32](e.control, topAt) != 0 {

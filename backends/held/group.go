@@ -98,8 +98,13 @@ func (e *Experts) Input(n, dim int) []float32 {
 
 // A Fetcher is a Device that may copy the input of groups to Places.X from where a
 // backend keeps it; it says no if it does not reach x.
+//
+// It may also Hand over the outputs of a group whose input it fetched, as Give of backends.Taker
+// says. Drain then waits until the control block and the experts are not read any more.
 type Fetcher interface {
 	Fetch(x backends.Vec) (bool, error)
+	Hand(out backends.Vec, rows []int32, from uint64) (bool, error)
+	Drain() error
 }
 
 // Take is backends.Taker's, where the device is a Fetcher.
@@ -112,6 +117,27 @@ func (e *Experts) Take(x backends.Vec) (bool, error) {
 	var err error
 	e.taken, err = f.Fetch(x)
 	return e.taken, err
+}
+
+// Give is backends.Taker's, where the device is a Fetcher.
+func (e *Experts) Give(out backends.Vec, rows []int32) (given bool, err error) {
+	if !e.running || !e.group.Taken {
+		return false, nil
+	}
+	given, err = e.d.(Fetcher).Hand(out, rows, e.mem.At+uint64(e.Places.Out))
+	if given || err != nil {
+		e.running, e.given = false, true
+	}
+	return given, err
+}
+
+// drain waits for a group that was given, and may be under way.
+func (e *Experts) drain() error {
+	if !e.given {
+		return nil
+	}
+	e.given = false
+	return e.d.(Fetcher).Drain()
 }
 
 // view is n values of type T in memory.
@@ -141,6 +167,9 @@ func (e *Experts) Start(layer int, jobs []backends.HeldJob, k, n int, act backen
 	}
 	if g.Rows > e.k*e.most {
 		panic(fmt.Sprintf("%s: a group of %d rows, at most %d", e.opt.Name, g.Rows, e.k*e.most))
+	}
+	if err := e.drain(); err != nil {
+		return err
 	}
 	b, err := e.bias(layer, bias)
 	if err != nil {

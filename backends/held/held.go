@@ -88,6 +88,7 @@ type Experts struct {
 	group   Group
 	running bool
 	taken   bool // the input of groups is there
+	given   bool // a group may be under way whose outputs were given
 }
 
 type slotKey struct{ layer, expert int }
@@ -138,6 +139,9 @@ func (e *Experts) Upload(layer, expert int, parts [3][]byte) error {
 		panic(fmt.Sprintf("%s: upload of an expert of layer %d, which has none", e.opt.Name, layer))
 	}
 	if err := l.Check(expert, parts); err != nil {
+		return err
+	}
+	if err := e.drain(); err != nil {
 		return err
 	}
 	defer e.clock(time.Now())
@@ -199,6 +203,9 @@ func (e *Experts) place(size int64) (at uint64, err error) {
 func (e *Experts) Replace(oldLayer, old, layer, expert int, parts [3][]byte) error {
 	if !e.Has(oldLayer, old) || e.ExpertBytes(oldLayer) != e.ExpertBytes(layer) || e.running {
 		panic(fmt.Sprintf("%s: expert %d of layer %d cannot take the place of expert %d of layer %d", e.opt.Name, expert, layer, old, oldLayer))
+	}
+	if err := e.drain(); err != nil { // which may be under way with it
+		return err
 	}
 	e.remove(oldLayer, old)
 	return e.Upload(layer, expert, parts)

@@ -238,6 +238,9 @@ func (d *devices) Take(x backends.Vec) (bool, error) {
 	return true, nil
 }
 
+// Give is backends.Taker's: outputs of several devices are put in order by the host.
+func (d *devices) Give(backends.Vec, []int32) (bool, error) { return false, nil }
+
 // Start is backends.Holder's: each device gets the jobs of its experts.
 func (d *devices) Start(layer int, jobs []backends.HeldJob, k, n int, act backends.Activation, bias *[3][]float32) error {
 	for i := range d.jobs {
