@@ -161,27 +161,52 @@ func TestNoDriver(t *testing.T) {
 	}
 }
 
-// A device without a feature is refused by the feature's name.
+// A device without a feature is refused by the feature's name, one that computes
+// other numbers by what is wrong with them.
 func TestMissingFeature(t *testing.T) {
 	devices(t, func(t *testing.T, d *Device) {
-		in, p := d.in, d.in.devices[d.Index]
-		features := in.getFeatures
-		defer func() { in.getFeatures = features }()
+		in, whole := d.in, d.in.devices[d.Index]
+		features, properties, proc := in.getFeatures, in.getProperties, in.getDeviceProc
+		restore := func() {
+			in.getFeatures, in.getProperties, in.getDeviceProc, in.devices[d.Index] = features, properties, proc, whole
+		}
+		defer restore()
+		refused := func(want string) {
+			t.Helper()
+			if err := in.describe(&in.devices[d.Index]); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := in.Open(d.Index, Options{}); !errors.Is(err, ErrUnfit) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "run with --backend cpu") {
+				t.Errorf("%v, want %q", err, want)
+			}
+			restore()
+		}
 		in.getFeatures = fn(purego.NewCallback(func(device uintptr, f *features2) uintptr {
 			features.call(device, addr(f))
 			f.list[featureInt64] = 0
 			return 0
 		}))
-		if err := in.describe(&p); err != nil {
-			t.Fatal(err)
-		}
-		whole := in.devices[d.Index]
-		in.devices[d.Index] = p
-		defer func() { in.devices[d.Index] = whole }()
-		_, err := in.Open(d.Index, Options{})
-		if !errors.Is(err, ErrUnfit) || !strings.Contains(err.Error(), "lacks shaderInt64: update its driver, or run with --backend cpu") {
-			t.Errorf("%v", err)
-		}
+		refused("lacks shaderInt64")
+		in.getProperties = fn(purego.NewCallback(func(device uintptr, p *properties2) uintptr {
+			properties.call(device, addr(p))
+			for h := &p.header; h.next != 0; {
+				h = *(**header)(unsafe.Pointer(&h.next))
+				if h.sType == stVulkan12Properties {
+					(*vulkan12Properties)(unsafe.Pointer(h)).rte32 = 0
+				}
+			}
+			return 0
+		}))
+		refused("lacks shaderRoundingModeRTEFloat32")
+		nothing := purego.NewCallback(func(commands, buffer, offset uintptr) uintptr { return 0 })
+		in.getDeviceProc = fn(purego.NewCallback(func(device uintptr, name *byte) uintptr {
+			if cString(unsafe.Slice(name, 100)) == "vkCmdDispatchIndirect" {
+				return nothing
+			}
+			r, _, _ := purego.SyscallN(uintptr(proc), device, uintptr(unsafe.Pointer(name)))
+			return r
+		}))
+		refused("it does not round as IEEE 754 says")
 		if _, err := in.Open(len(in.devices), Options{}); err == nil || !strings.Contains(err.Error(), "there is no device") {
 			t.Errorf("%v", err)
 		}

@@ -81,6 +81,11 @@ func TestExperts(t *testing.T) {
 					x[i] *= 0x1p-16
 				}
 				run(t, ref, e, rng, l, c.n, c.k, c.jobs, x, name)
+				if c.n == 20 { // every count of positions that one kernel takes, and one more
+					for n := range 9 {
+						run(t, ref, e, rng, l, n+1, 1, c.jobs, x[:(n+1)*c.dim], fmt.Sprintf("%s, %d positions", name, n+1))
+					}
+				}
 				ref.Close()
 				if err := e.Close(); err != nil {
 					t.Fatal(err)

@@ -81,6 +81,69 @@ func TestPick(t *testing.T) {
 	}
 }
 
+// Without a name software is not taken, in words, and a device that lacks something
+// or is not discrete only if one was asked for.
+func TestPickUnnamed(t *testing.T) {
+	soft, lacking := candidate{name: "llvmpipe", software: true}, candidate{name: "old", discrete: true, lacking: true}
+	integrated, discrete := candidate{name: "iGPU"}, candidate{name: "card", discrete: true}
+	for _, c := range []struct {
+		all    []candidate
+		wanted bool
+		want   []int
+		words  string
+	}{
+		{[]candidate{soft}, true, nil, "no GPU: llvmpipe is software, which runs only when it is named (--devices vulkan:0)"},
+		{[]candidate{integrated, soft}, false, nil, "no GPU: llvmpipe is software, which runs only when it is named (--devices vulkan:1)"},
+		{[]candidate{soft, integrated}, true, []int{1}, ""},
+		{[]candidate{integrated}, false, nil, "no discrete GPU (--vram or --devices take any)"},
+		{[]candidate{soft, integrated, discrete}, true, []int{2}, ""},
+		{[]candidate{lacking, discrete}, false, []int{1}, ""},
+		{[]candidate{lacking}, false, nil, "no discrete GPU (--vram or --devices take any)"},
+	} {
+		if got, words := pick("vulkan", c.all, Options{}, c.wanted); !slices.Equal(got, c.want) || words != c.words {
+			t.Errorf("%+v: %v, %q", c.all, got, words)
+		}
+	}
+	if got, words := pick("vulkan", []candidate{soft}, Options{Devices: "vulkan:0"}, true); !slices.Equal(got, []int{0}) || words != "" {
+		t.Errorf("named: %v, %q", got, words)
+	}
+}
+
+// More in VRAM than the model has, or than the devices have room for, is lowered in
+// words.
+func TestVRAMLowered(t *testing.T) {
+	in, err := vulkan.Open(false)
+	if err != nil {
+		t.Skipf("needs a Vulkan driver: %v", err)
+	}
+	in.Close()
+	for _, c := range []struct {
+		vram Budget
+		want string
+	}{
+		{Budget{Experts: 1e6}, "vram lowered 1000000 -> %d (that is all %d experts"},
+		{Budget{Bytes: 1 << 50}, "vram lowered 1125899.9 GB -> %d (that is all %d experts"},
+	} {
+		e := open(t, Options{Path: demo, Cap: 1, Threads: 1, Ctx: 64, Devices: "0", VRAM: c.vram})
+		all := len(e.Spec.Roles) * e.Spec.Experts
+		if said, want := strings.Join(e.Notices, "\n"), fmt.Sprintf(c.want, all, all); !strings.Contains(said, want) || len(e.VRAM) != all {
+			t.Errorf("%v: %d experts, %q lacks %q", c.vram, len(e.VRAM), said, want)
+		}
+	}
+	p := prepare(t, Options{Path: demo, Cap: 1, Threads: 1, Ctx: 64, Devices: "0", VRAM: Budget{Experts: 40}})
+	p.devices.all[0].room = 1
+	for _, k := range p.VRAM[:7] {
+		p.devices.all[0].room += p.devices.ExpertBytes(int(k.Layer), 0)
+	}
+	p.Notices = nil
+	if err := p.choose(Options{VRAM: Budget{Experts: 40}}); err != nil {
+		t.Fatal(err)
+	}
+	if said := strings.Join(p.Notices, "\n"); !strings.Contains(said, "vram lowered 40 -> 7 experts (") || !strings.Contains(said, "of the devices' memory are free for them)") || len(p.VRAM) != 7 {
+		t.Errorf("%d experts, %q", len(p.VRAM), said)
+	}
+}
+
 // With two devices, here the same one twice, experts are split and the bits stay.
 func TestTwoDevices(t *testing.T) {
 	in, err := vulkan.Open(false)
