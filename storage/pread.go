@@ -62,6 +62,8 @@ func (p *pool) wait() {
 	}
 }
 
+func (p *pool) polls() bool { return false } // a reader may be waiting for the caller's processor
+
 // reader does tries until the pool is stopped.
 func (p *pool) reader() {
 	var prio priority

@@ -55,6 +55,9 @@ type transport interface {
 	next() *read
 	// wait waits until next gives one. Some have been submitted.
 	wait()
+	// polls says that next gives what has ended though nobody is in wait, and that
+	// no other goroutine of the process is needed for it to end.
+	polls() bool
 	// register is Source.Register.
 	register(arenas [][]byte) error
 	// close gives back what the transport holds. Nothing is in flight.
@@ -160,6 +163,26 @@ func (s *Reader) Reap() *Fetch {
 			return s.deliver(f)
 		}
 	}
+}
+
+// Poll is Source.Poll.
+func (s *Reader) Poll() (f *Fetch, beside bool) {
+	s.books.Lock()
+	defer s.books.Unlock()
+	if s.busy == 0 {
+		return nil, false
+	}
+	if !s.via.polls() {
+		return nil, true
+	}
+	s.poll()
+	if f = s.ready.head; f == nil {
+		return nil, false
+	}
+	if l := s.layers[f.Key.Layer]; l.stack != nil || l.woven {
+		return nil, true
+	}
+	return s.deliver(s.ready.pop()), false
 }
 
 // beside does what takes long while others may submit.

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -120,10 +121,43 @@ func (m *expertModel) readAll(t *testing.T, src *Reader, fetches []*Fetch, keys 
 			fetches[i].Key = k
 		}
 		src.Submit(fetches[:n])
-		for range n {
-			m.check(t, src.Reap())
+		for i := range n {
+			if i%2 == 0 {
+				m.check(t, src.Reap())
+			} else {
+				m.check(t, polled(t, src))
+			}
 		}
 		keys = keys[n:]
+	}
+}
+
+// polled is the next fetch for one who polls, as far as Poll lets it: reads of
+// io_uring need nobody beside.
+func polled(t *testing.T, src *Reader) *Fetch {
+	t.Helper()
+	for {
+		f, beside := src.Poll()
+		switch {
+		case beside != (src.Mode() != Slab):
+			t.Fatalf("%v: Poll wants Reap beside: %v", src.Mode(), beside)
+		case beside:
+			return src.Reap()
+		case f != nil:
+			return f
+		}
+		runtime.Gosched()
+	}
+}
+
+// Poll with nothing in flight has nothing, and nobody is needed beside.
+func TestPollOfNothing(t *testing.T) {
+	m := newExpertModel(t, 5)
+	for mode := Slab; mode <= MMap; mode++ {
+		src := m.source(t, SourceOptions{Mode: mode})
+		if f, beside := src.Poll(); f != nil || beside {
+			t.Errorf("%v: Poll gives %v, %v", mode, f, beside)
+		}
 	}
 }
 
@@ -428,6 +462,8 @@ func (x *modelled) next() *read {
 	x.came = nil
 	return r
 }
+
+func (x *modelled) polls() bool { return false } // its time passes in wait
 
 func (x *modelled) wait() {
 	i := 0

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -178,6 +179,12 @@ func TestPackLossless(t *testing.T) {
 			}
 			src.Submit(fetches)
 			for range fetches {
+				for beside := false; !beside; runtime.Gosched() { // its checksum is not for one who polls
+					var f *Fetch
+					if f, beside = src.Poll(); f != nil {
+						t.Fatalf("Poll gives %v, with no checksum made", f.Key)
+					}
+				}
 				f := src.Reap()
 				if f.Err != nil {
 					t.Fatal(f.Err)

@@ -114,6 +114,12 @@ type Source interface {
 	// Reap waits for the next finished fetch, in any order, and returns it, its
 	// Err set if it failed (after one retry). It panics if nothing is in flight.
 	Reap() *Fetch
+	// Poll is Reap for a caller that has a processor to itself: it returns at once,
+	// with nil if no fetch is finished. beside says that Reap is to be called
+	// instead, in a goroutine of its own: nobody can look at these reads without
+	// waiting, or one that is over needs work, such as a checksum, that others
+	// need not wait for. Nobody may be in Reap meanwhile.
+	Poll() (f *Fetch, beside bool)
 	// Evict says that the fetch's parts are no longer wanted (mmap: drop the pages).
 	Evict(f *Fetch)
 	Stats() SourceStats

@@ -48,8 +48,9 @@ type Cache struct {
 	ahead    ahead
 	swaps    swaps
 	fetches  []*storage.Fetch // of one submission
-	kick     chan struct{}    // something is in flight that may be unknown to io
-	arrived  chan *slot       // room for every slot, so that io never waits for the step
+	owner    map[*storage.Fetch]*slot
+	kick     chan struct{} // io is to wait for what is in flight
+	arrived  chan *slot    // room for every slot, so that io never waits for the step
 	stopped  chan struct{}
 	closed   bool
 	notices  []string
@@ -57,6 +58,9 @@ type Cache struct {
 	mu    sync.Mutex // guards the rest
 	stats Stats
 	air   int // slots submitted and not yet reaped
+	// beside says that io waits for the source, until nothing is in flight; else the
+	// goroutine of the steps looks for itself.
+	beside bool
 }
 
 type layer struct {
@@ -240,7 +244,8 @@ func (c *Cache) open() error {
 	c.kick = make(chan struct{}, 1)
 	c.arrived = make(chan *slot, slots)
 	c.stopped = make(chan struct{})
-	go c.io(c.owners())
+	c.owner = c.owners()
+	go c.io()
 	return nil
 }
 
@@ -344,10 +349,6 @@ func (c *Cache) load(slots []*slot, background bool) {
 	c.mu.Lock()
 	c.air += len(slots)
 	c.mu.Unlock()
-	select {
-	case c.kick <- struct{}{}:
-	default: // io looks again anyway
-	}
 }
 
 // drop tells the source of an expert that is not wanted any more.
@@ -372,27 +373,109 @@ func (c *Cache) owners() map[*storage.Fetch]*slot {
 	return owner
 }
 
-// io is the goroutine that waits for the source.
-func (c *Cache) io(owner map[*storage.Fetch]*slot) {
+// come returns a slot that the source is done with, or nil if there is none now.
+// It looks at the source itself unless io does: a goroutine that is asleep gets
+// its word late while experts compute on every processor.
+func (c *Cache) come() *slot {
+	select {
+	case sl := <-c.arrived:
+		return sl
+	default:
+	}
+	if air, beside := c.flying(); beside || air == 0 {
+		return nil
+	}
+	f, beside := c.src.Poll()
+	switch {
+	case beside:
+		c.besides()
+	case f != nil:
+		return c.reaped(f)
+	}
+	return nil
+}
+
+// await is come for a caller that waits. For some time it looks again and again,
+// longer than most reads of an expert take: to be woken takes as long as a part of
+// a read, and the threads that compute would fall asleep too. Then io waits for it.
+func (c *Cache) await(ctx context.Context) (*slot, error) {
+	var from time.Time
+	for i := 0; ; i++ {
+		if sl := c.come(); sl != nil {
+			return sl, nil
+		}
+		if _, beside := c.flying(); beside {
+			break
+		}
+		if i%looks != 0 {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if now := time.Now(); i == 0 {
+			from = now
+		} else if now.Sub(from) > patience {
+			c.besides()
+			break
+		}
+	}
+	select {
+	case sl := <-c.arrived:
+		return sl, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+const (
+	patience = 2 * time.Millisecond
+	looks    = 64 // from one look at the clock to the next
+)
+
+// besides has io wait for all that is in flight.
+func (c *Cache) besides() {
+	c.mu.Lock()
+	c.beside = true
+	c.mu.Unlock()
+	c.kick <- struct{}{}
+}
+
+// reaped books what the source has given back.
+func (c *Cache) reaped(f *storage.Fetch) *slot {
+	stats := c.src.Stats()
+	c.mu.Lock()
+	c.stats.Source = stats
+	c.air--
+	c.mu.Unlock()
+	return c.owner[f]
+}
+
+// io is the goroutine that waits for the source when it is told to, until nothing
+// is in flight.
+func (c *Cache) io() {
 	defer close(c.stopped)
 	for range c.kick { // until Close, which has waited for all that was in flight
-		for c.flying() > 0 {
-			s := owner[c.src.Reap()]
-			stats := c.src.Stats()
-			c.mu.Lock()
-			c.stats.Source = stats
-			c.air--
-			c.mu.Unlock()
-			c.arrived <- s
+		for c.more() {
+			c.arrived <- c.reaped(c.src.Reap())
 		}
 	}
 }
 
-// flying is how many slots are submitted and not yet reaped.
-func (c *Cache) flying() int {
+// more says whether io has something to wait for, and ends its turn if not.
+func (c *Cache) more() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.air
+	c.beside = c.air > 0
+	return c.beside
+}
+
+// flying is how many slots are submitted and not yet reaped, and whether io waits
+// for them.
+func (c *Cache) flying() (air int, beside bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.air, c.beside
 }
 
 // A Step is the use of some experts of one layer by one batch, from Begin to
@@ -649,12 +732,11 @@ func (s *Step) Held(i int) bool { return s.items[i].hit() || s.items[i].fixed() 
 // poll says whether an expert can be taken now.
 func (s *Step) poll() bool {
 	for !s.due() {
-		select {
-		case sl := <-s.c.arrived:
-			s.c.land(sl)
-		default:
+		sl := s.c.come()
+		if sl == nil {
 			return false
 		}
+		s.c.land(sl)
 	}
 	return true
 }
@@ -675,11 +757,9 @@ func (s *Step) wait(ctx context.Context) (err error) {
 	}
 	start := s.c.opt.Now()
 	for err == nil && !s.due() {
-		select {
-		case sl := <-s.c.arrived:
+		var sl *slot
+		if sl, err = s.c.await(ctx); err == nil {
 			s.c.land(sl)
-		case <-ctx.Done():
-			err = ctx.Err()
 		}
 	}
 	nanos := s.c.opt.Now().Sub(start).Nanoseconds()
@@ -753,7 +833,8 @@ func (s *Step) End() {
 		return
 	}
 	for s.inFlight > 0 {
-		s.c.land(<-s.c.arrived)
+		sl, _ := s.c.await(context.Background())
+		s.c.land(sl)
 	}
 	s.settle()
 	s.c.mu.Lock()

@@ -710,6 +710,16 @@ func (s *instant) Reap() *storage.Fetch {
 	s.stats.Loads++
 	return f
 }
+
+func (s *instant) Poll() (*storage.Fetch, bool) {
+	s.mu.Lock()
+	none := s.next == len(s.queue)
+	s.mu.Unlock()
+	if none {
+		return nil, false
+	}
+	return s.Reap(), false
+}
 func (s *instant) Register([][]byte)    {}
 func (s *instant) Hurry(*storage.Fetch) {}
 func (s *instant) Evict(*storage.Fetch) {}

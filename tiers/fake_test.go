@@ -3,6 +3,7 @@ package tiers
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -19,6 +20,7 @@ type fake struct {
 	t      testing.TB
 	mode   Mode
 	layers map[int]fakeLayer
+	aside  bool            // who cannot be polled, as reads by other goroutines
 	pick   func(n int) int // which of n reads in flight finishes; nil: only those that finish names
 	broken map[Key]bool    // reads of these fail
 
@@ -42,7 +44,8 @@ const fakeParts = 3
 var errBroken = errors.New("input/output error")
 
 func newFake(t testing.TB, mode Mode, layers map[int]fakeLayer) *fake {
-	f := &fake{t: t, mode: mode, layers: layers, broken: map[Key]bool{}, mapped: map[Key]*storage.Fetch{}}
+	f := &fake{t: t, mode: mode, layers: layers, broken: map[Key]bool{}, mapped: map[Key]*storage.Fetch{}, aside: rand.IntN(2) == 0}
+	t.Logf("reads that cannot be polled: %v", f.aside)
 	f.cond = sync.NewCond(&f.mu)
 	return f
 }
@@ -126,9 +129,28 @@ func (f *fake) end(i int) {
 	f.cond.Broadcast()
 }
 
+func (f *fake) Poll() (x *storage.Fetch, beside bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case len(f.inFlight)+len(f.finished) == 0:
+		return nil, false
+	case f.aside:
+		return nil, true
+	case len(f.finished) == 0 && f.pick == nil:
+		return nil, false
+	}
+	return f.reap(), false
+}
+
 func (f *fake) Reap() *storage.Fetch {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.reap()
+}
+
+// reap is Reap under the lock.
+func (f *fake) reap() *storage.Fetch {
 	if len(f.inFlight)+len(f.finished) == 0 {
 		panic("nothing is in flight")
 	}
@@ -278,10 +300,16 @@ func (f *fake) verify(k Key, parts *[MaxParts][]byte) error {
 	return nil
 }
 
-// settle waits until io has done all that it can do now.
+// settle waits until io has done all that it can do now; who polls needs no io.
 func (f *fake) settle(c *Cache) {
 	for {
-		air := c.flying()
+		air, beside := c.flying()
+		if !f.aside && !beside {
+			return
+		}
+		if air > 0 && !beside {
+			c.besides()
+		}
 		f.mu.Lock()
 		quiet := len(f.finished) == 0 && len(f.inFlight) == air && (f.pick == nil || air == 0)
 		f.mu.Unlock()

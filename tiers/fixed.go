@@ -170,7 +170,7 @@ func (c *Cache) preload(ctx context.Context, batch []*slot) error {
 	c.load(batch, false)
 	var failed error
 	for range batch {
-		sl := <-c.arrived
+		sl, _ := c.await(context.Background())
 		c.land(sl)
 		err := sl.fetch.Err
 		if err == nil && c.layers[sl.fetch.Key.Layer].vram[sl.fetch.Key.Expert] {

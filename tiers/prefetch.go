@@ -1,6 +1,7 @@
 package tiers
 
 import (
+	"context"
 	"fmt"
 	"slices"
 )
@@ -152,13 +153,8 @@ func (c *Cache) goAhead() {
 // with what the layer chose.
 func (c *Cache) meet(layer int32, experts, uses []int32) {
 	a := &c.ahead
-	for waiting := true; waiting; {
-		select {
-		case sl := <-c.arrived:
-			c.land(sl)
-		default:
-			waiting = false
-		}
+	for sl := c.come(); sl != nil; sl = c.come() {
+		c.land(sl)
 	}
 	s := &c.step
 	s.single = len(experts) <= c.opt.TopK
@@ -278,7 +274,8 @@ func (c *Cache) Land() {
 // landAll waits until nothing of prefetch is in flight, and gives it up.
 func (c *Cache) landAll() {
 	for c.ahead.flying() {
-		c.land(<-c.arrived)
+		sl, _ := c.await(context.Background())
+		c.land(sl)
 	}
 	c.dropAhead()
 }

@@ -69,8 +69,9 @@ type worker struct {
 // patience is how a goroutine waits for another. It looks, first again and
 // again, longer than the pauses between most steps of a token. Then now and then
 // it lets other goroutines run, for one of them may be what the other waits for
-// (the one that reads experts has no thread to itself). Then it sleeps; to be
-// woken takes 10 us, in a virtual machine 100.
+// (those that read experts have no thread to themselves). Then, after longer than
+// a step waits for an expert from a fast drive, it sleeps; to be woken takes 10 us,
+// in a virtual machine 100, and a layer may wait for its experts several times.
 type patience struct {
 	looks int // before it first yields
 	every int // looks from one yield to the next
@@ -78,7 +79,7 @@ type patience struct {
 }
 
 var (
-	alone   = patience{1 << 15, 1 << 12, 1 << 17} // some 20 us, 2 us, 100 us
+	alone   = patience{1 << 15, 1 << 12, 1 << 21} // some 20 us, 2 us, 2 ms
 	crowded = patience{0, 1, 1 << 8}              // more workers than processors: who is waited for may need this one
 )
 

@@ -280,8 +280,17 @@ func (s *tap) Submit(fetches []*storage.Fetch) {
 	s.Source.Submit(fetches)
 }
 
-func (s *tap) Reap() *storage.Fetch {
-	f := s.Source.Reap()
+func (s *tap) Reap() *storage.Fetch { return s.reaped(s.Source.Reap()) }
+
+func (s *tap) Poll() (*storage.Fetch, bool) {
+	f, beside := s.Source.Poll()
+	if f == nil {
+		return nil, beside
+	}
+	return s.reaped(f), false
+}
+
+func (s *tap) reaped(f *storage.Fetch) *storage.Fetch {
 	if s.broken != nil && f.Err == nil {
 		if f.Err = s.broken(f.Key); f.Err != nil {
 			f.Parts = [storage.MaxParts][]byte{}

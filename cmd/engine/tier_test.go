@@ -50,6 +50,9 @@ func (s *rough) Reap() *storage.Fetch {
 	return f
 }
 
+// Poll leaves all to Reap.
+func (s *rough) Poll() (*storage.Fetch, bool) { return nil, s.flying.Load() > 0 }
+
 // Stats counts what was given back, not what is held here.
 func (s *rough) Stats() storage.SourceStats {
 	st := s.Source.Stats()
