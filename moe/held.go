@@ -9,11 +9,11 @@ import (
 // held is the share of a layer's experts that a device computes, a group at a
 // time: those gathered for the next, those under way.
 type held struct {
-	by      backends.Holder
-	jobs    [maxJobs]backends.HeldJob
-	n       int  // of them gathered
-	given   bool // the device has the layer's input
-	rows    []int32 // of the jobs under way, one behind the other
+	by    backends.Holder
+	jobs  [maxJobs]backends.HeldJob
+	n     int     // of them gathered
+	given bool    // the device has the layer's input
+	rows  []int32 // of the jobs under way, one behind the other
 }
 
 // hold gathers the i-th distinct expert for the device, and starts what was
