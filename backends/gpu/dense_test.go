@@ -17,6 +17,11 @@ import (
 // those for which there is room, and with none.
 func TestDense(t *testing.T) {
 	devices(t, func(t *testing.T, d *Device) {
+		if d.compiler.lib != 0 { // or those of the binary would take the place of what does not compile
+			if _, err := d.compiler.code("dense"); err != nil {
+				t.Errorf("the kernels do not compile: %v", err)
+			}
+		}
 		rooms := map[string]int64{"all": 1 << 40, "some": 64 << 10, "none": 0}
 		switch {
 		case d.Name == "Fake 0" && d.dr.API == HIP: // whose threads are slow

@@ -371,6 +371,11 @@ func TestHIPCompiler(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
+	for name := range groupThreads {
+		if _, err := d.kernel("dense", name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 	for _, typ := range []quant.Type{quant.Q4_K, quant.MXFP4, quant.F8_128} {
 		if _, _, _, err := d.rows(typ, 1); err != nil {
 			t.Errorf("%v: %v", typ, err)
