@@ -100,7 +100,7 @@ func (e *experts) allocate() (err error) {
 		at   **buffer
 		size int64
 	}{{&e.control, p.Control}, {&e.in, p.Input}, {&e.out, p.Output}} {
-		if *b.at, err = d.hostBuffer(b.size); err != nil {
+		if *b.at, err = d.hostBuffer(max(b.size, held.Align)); err != nil { // of no experts nothing
 			return err
 		}
 	}

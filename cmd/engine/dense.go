@@ -13,7 +13,7 @@ import (
 func (p *Plan) Dense() bool { return len(p.roles) == 0 }
 
 // withoutExperts takes back the options that say something of experts, which this
-// model has none of, and says so in words.
+// model has none of, and says so in words. A GPU is for --gpu-dense alone.
 func (p *Plan) withoutExperts(o Options) Options {
 	var idle []string
 	for _, x := range []struct {
@@ -21,7 +21,7 @@ func (p *Plan) withoutExperts(o Options) Options {
 		given bool
 	}{
 		{"cap", o.Cap > 0}, {"policy", o.Policy != ""}, {"prefetch", o.Prefetch == tiers.PrefetchOn}, {"pin", o.Pin != Budget{}}, {"usage", o.Usage != ""}, {"usage-freeze", o.UsageFreeze != ""},
-		{"vram", o.VRAM != Budget{}}, {"devices", o.Devices != ""}, {"backend", slices.Contains(makers, o.Backend)}, {"gpu-dense", o.GPUDense}, {"require-rebar", o.RequireReBAR}, {"release-host", o.KeepHost},
+		{"vram", o.VRAM != Budget{}}, {"devices", o.Devices != "" && !o.GPUDense}, {"backend", slices.Contains(makers, o.Backend) && !o.GPUDense}, {"require-rebar", o.RequireReBAR && !o.GPUDense}, {"release-host", o.KeepHost},
 	} {
 		if x.given {
 			idle = append(idle, "--"+x.flag)
@@ -31,7 +31,11 @@ func (p *Plan) withoutExperts(o Options) Options {
 		p.Notices = append(p.Notices, fmt.Sprintf("%s: without effect, since the model is dense: it has no routed experts, and all of it stays in RAM", strings.Join(idle, ", ")))
 	}
 	o.Cap, o.Policy, o.Prefetch, o.Pin, o.Usage, o.UsageFreeze = 0, "", tiers.PrefetchOff, Budget{}, "", ""
-	o.VRAM, o.NoVRAM, o.GPUDense, o.Devices, o.RequireReBAR, o.KeepHost = Budget{}, true, false, "", false, false
+	o.VRAM, o.NoVRAM, o.KeepHost = Budget{}, true, false
+	if o.GPUDense {
+		return o
+	}
+	o.Devices, o.RequireReBAR = "", false
 	if o.Backend == "" || o.Backend == "auto" || slices.Contains(makers, o.Backend) {
 		o.Backend = "cpu"
 	}

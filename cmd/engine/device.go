@@ -29,7 +29,7 @@ var makers = []string{"cuda", "hip", "vulkan"}
 // may be none: then the words that say so are a notice, or a refusal where VRAM
 // was asked for.
 func (p *Plan) openDevices(o Options) error {
-	wanted := o.VRAM != (Budget{}) || o.Devices != "" || slices.Contains(makers, o.Backend)
+	wanted := o.VRAM != (Budget{}) || o.Devices != "" || o.GPUDense || slices.Contains(makers, o.Backend)
 	p.set("backend", "cpu", o.Backend == "cpu")
 	switch {
 	case o.Backend != "" && o.Backend != "auto" && o.Backend != "cpu" && !slices.Contains(makers, o.Backend):

@@ -100,3 +100,43 @@ func TestDeviceFaults(t *testing.T) {
 		}
 	}
 }
+
+// A dense model is computed on a GPU as a whole, with the bits of the CPU.
+func TestDenseModelOnDevice(t *testing.T) {
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("needs gcc, which compiles the kernels for this machine")
+	}
+	dir := t.TempDir()
+	if _, err := fake.Build(dir, gpu.Types()); err != nil {
+		t.Fatal(err)
+	}
+	model, ids := filepath.Join(dir, "m.gguf"), filepath.Join(dir, "ids.json")
+	mustRun(t, "synth", "-o", model, "--arch", "qwen3", "--layers", "2", "--hidden", "256", "--ff", "512")
+	if err := os.WriteFile(ids, []byte("[1, 20, 300, 4, 5, 60, 7, 8, 9]"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	logits := func(args ...string) []byte {
+		out := filepath.Join(dir, "o.safetensors")
+		c := child(t, []string{"LD_LIBRARY_PATH=" + dir, "XDG_CACHE_HOME=" + dir}, append([]string{"logits", model, "--ids", ids, "--ctx", "32", "--force", "-o", out}, args...)...)
+		said, err := c.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, said)
+		}
+		b, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if on := strings.Contains(string(said), "computes attention"); on != (len(args) > 1 && args[1] == "--gpu-dense") {
+			t.Errorf("%v: %s", args, said)
+		}
+		return b
+	}
+	for _, kv := range []string{"--kv=f16", "--kv=f32", "--kv=q8"} {
+		want := logits(kv)
+		for _, args := range [][]string{{"--devices", "cuda:0"}, {"--backend", "hip", "--chunk", "4"}} {
+			if !bytes.Equal(logits(append([]string{kv, "--gpu-dense"}, args...)...), want) {
+				t.Errorf("%s, %v: not the bits of the CPU", kv, args)
+			}
+		}
+	}
+}
