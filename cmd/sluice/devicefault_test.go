@@ -69,7 +69,7 @@ func TestDeviceFaults(t *testing.T) {
 		{"lost in the prompt", []string{"FAKE_FAIL=launch 12 700"}, vram, exitError, []string{"lost the device", "--backend cpu"}},
 		{"lost while a group is waited for", []string{"FAKE_FAIL=synchronize 4 719"}, vram, exitError, []string{"lost the device"}},
 		{"dense", nil, all, exitDone, []string{"gpu-dense: cuda:0 computes attention"}},
-		{"dense: no GPU", []string{"FAKE_FAIL=init 0 100"}, []string{"--gpu-dense"}, exitRefused, []string{"--gpu-dense: there is no GPU"}},
+		{"dense: no GPU", []string{"FAKE_FAIL=init -1 100"}, []string{"--gpu-dense"}, exitRefused, []string{"--gpu-dense: there is no GPU"}},
 		{"dense: a small device", []string{"FAKE_TOTAL=700000000"}, all, exitRefused, []string{"caches and vectors take", "lower --ctx"}},
 		{"dense: no memory", []string{"FAKE_FAIL=allocate 20 2"}, all, exitError, []string{"found no memory", "lower --vram"}},
 		{"dense: nothing can be pinned", []string{"FAKE_FAIL=pin 6 2"}, all, exitError, []string{"pinned host memory", "ulimit -l"}},
