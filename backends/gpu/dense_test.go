@@ -25,6 +25,9 @@ func TestDense(t *testing.T) {
 		rooms := map[string]int64{"all": 1 << 40, "some": 64 << 10, "none": 0}
 		switch {
 		case d.Name == "Fake 0" && d.dr.API == HIP: // whose threads are slow
+			if raceEnabled {
+				return
+			}
 			rooms = map[string]int64{"some": rooms["some"]}
 		case d.Name == "Fake 0" || testing.Short():
 			rooms = map[string]int64{"all": rooms["all"]}
@@ -167,7 +170,7 @@ func TestDenseAllocates(t *testing.T) {
 		}
 	}
 	all()
-	if n := testing.AllocsPerRun(5, all); n > 0 {
+	if n := testing.AllocsPerRun(5, all); n > 0 && !raceEnabled { // whose pools forget
 		t.Errorf("a round of steps allocates %v times", n)
 	}
 }
