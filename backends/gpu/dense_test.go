@@ -69,26 +69,26 @@ func TestDenseExpert(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := backends.HeldLayer{Types: [3]quant.Type{typ, types[rng.IntN(len(types))], types[rng.IntN(len(types))]}, Dim: 512, FF: 256}
-			g := newGroup(t, rng, l, []int{1, 3, 9}[i%3], 1, 1)
-			rows := make([]int32, g.n)
+			g := backendtest.NewHeldGroup(rng, l, []int{1, 3, 9}[i%3], 1, 1)
+			rows := make([]int32, g.N)
 			for j := range rows {
 				rows[j] = int32(j)
 			}
 			var out [2][]float32
 			for j, be := range []backends.Backend{ref, b} {
-				x, err := be.NewVec(g.n, l.Dim)
+				x, err := be.NewVec(g.N, l.Dim)
 				if err != nil {
 					t.Fatal(err)
 				}
-				y, err := be.NewVec(g.n, l.Dim)
+				y, err := be.NewVec(g.N, l.Dim)
 				if err != nil {
 					t.Fatal(err)
 				}
-				x.SetLen(g.n)
-				y.SetLen(g.n)
-				be.Put(x, rows, g.x)
-				be.ExpertGroup(y, 1, []backends.Job{{Expert: g.all[0], Rows: rows}}, x)
-				out[j] = make([]float32, g.n*l.Dim)
+				x.SetLen(g.N)
+				y.SetLen(g.N)
+				be.Put(x, rows, g.X)
+				be.ExpertGroup(y, 1, []backends.Job{{Expert: g.All[0], Rows: rows}}, x)
+				out[j] = make([]float32, g.N*l.Dim)
 				if err := be.Read(out[j], y); err != nil {
 					t.Fatal(err)
 				}
@@ -98,7 +98,7 @@ func TestDenseExpert(t *testing.T) {
 			}
 			for j, want := range out[0] {
 				if math.Float32bits(out[1][j]) != math.Float32bits(want) {
-					t.Fatalf("%v, %d positions: float %d is %x, want %x", l.Types, g.n, j, out[1][j], want)
+					t.Fatalf("%v, %d positions: float %d is %x, want %x", l.Types, g.N, j, out[1][j], want)
 				}
 			}
 		}
@@ -123,7 +123,7 @@ func TestDenseAllocates(t *testing.T) {
 	}
 	defer b.Close()
 	rng := rand.New(rand.NewPCG(3, 2))
-	g := newGroup(t, rng, backends.HeldLayer{Types: [3]quant.Type{quant.Q8_0, quant.Q8_0, quant.Q8_0}, Dim: 64, FF: 64}, 1, 1, 1)
+	g := backendtest.NewHeldGroup(rng, backends.HeldLayer{Types: [3]quant.Type{quant.Q8_0, quant.Q8_0, quant.Q8_0}, Dim: 64, FF: 64}, 1, 1, 1)
 	vec := func(dim int) backends.Vec {
 		v, err := b.NewVec(2, dim)
 		if err != nil {
@@ -140,10 +140,10 @@ func TestDenseAllocates(t *testing.T) {
 	one := vec(32)
 	weight, ids, rows := backendtest.Vectors(rng, 1, 64, 0), []int32{1}, []int32{0}
 	table := backends.Matrix{Type: quant.F32, Rows: 2, Cols: 64, Data: backendtest.Bytes(backendtest.Vectors(rng, 2, 64, 0))}
-	w, ys := []backends.Linear{{Matrix: g.all[0].Gate}}, []backends.Vec{y}
+	w, ys := []backends.Linear{{Matrix: g.All[0].Gate}}, []backends.Vec{y}
 	heads := []backends.Matrix{{Type: quant.F32, Rows: 32, Cols: 32, Data: backendtest.Bytes(backendtest.Vectors(rng, 32, 32, 0))}}
 	heads = append(heads, heads[0])
-	resident, foreign := []backends.Job{{Expert: g.all[0], Rows: rows}}, []backends.Job{{Expert: g.all[0], Rows: rows}, {Expert: g.all[0]}}
+	resident, foreign := []backends.Job{{Expert: g.All[0], Rows: rows}}, []backends.Job{{Expert: g.All[0], Rows: rows}, {Expert: g.All[0]}}
 	rope := &backends.Rope{Half: 16, Cos: make([]float32, 16*300), Sin: make([]float32, 16*300)}
 	how := &backends.Attention{Scale: 1}
 	all := func() {
@@ -187,13 +187,13 @@ func TestGive(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var g, other *group
+			var g, other *backendtest.HeldGroup
 			for inRange := false; !inRange; { // of random weights not all keep in range
-				g, other = newGroup(t, rng, l, n, 2, 4), newGroup(t, rng, l, n, 2, 1)
-				other.all[0].Act, other.all[0].GateBias, other.all[0].UpBias, other.all[0].DownBias = g.act, g.all[0].GateBias, g.all[0].UpBias, g.all[0].DownBias
-				x, rows := onCPU(t, ref, g.x, l.Dim)
+				g, other = backendtest.NewHeldGroup(rng, l, n, 2, 4), backendtest.NewHeldGroup(rng, l, n, 2, 1)
+				other.All[0].Act, other.All[0].GateBias, other.All[0].UpBias, other.All[0].DownBias = g.Act, g.All[0].GateBias, g.All[0].UpBias, g.All[0].DownBias
+				x, rows := onCPU(t, ref, g.X, l.Dim)
 				y, _ := onCPU(t, ref, make([]float32, n*l.Dim), l.Dim)
-				for _, e := range append([]backends.Expert{other.all[0]}, g.all...) {
+				for _, e := range append([]backends.Expert{other.All[0]}, g.All...) {
 					ref.ExpertGroup(y, 1, []backends.Job{{Expert: e, Rows: rows}}, x)
 				}
 				inRange = ref.Read(make([]float32, n*l.Dim), y) == nil
@@ -210,7 +210,7 @@ func TestGive(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			g.upload(t, e)
+			g.Upload(t, e)
 			vecs := func(be backends.Backend) (x, y backends.Vec) {
 				x, err := be.NewVec(n, l.Dim)
 				if err != nil {
@@ -225,7 +225,7 @@ func TestGive(t *testing.T) {
 				for i := range rows {
 					rows[i] = int32(i)
 				}
-				be.Put(x, rows, g.x)
+				be.Put(x, rows, g.X)
 				return x, y
 			}
 			rx, ry := vecs(ref)
@@ -243,9 +243,9 @@ func TestGive(t *testing.T) {
 					jobs, held := make([]backends.Job, 2), make([]backends.HeldJob, 2)
 					var rows []int32
 					for i := range jobs {
-						jobs[i].Expert, held[i].Expert = g.all[2*pair+i], int32(2*pair+i)
+						jobs[i].Expert, held[i].Expert = g.All[2*pair+i], int32(2*pair+i)
 						if round == 2 && pair == 0 && i == 0 {
-							jobs[i].Expert = other.all[0]
+							jobs[i].Expert = other.All[0]
 						}
 						for r := i; r < 2*n; r += 2 {
 							if r/2%2 == pair || n == 1 {
@@ -261,7 +261,7 @@ func TestGive(t *testing.T) {
 							t.Fatalf("taken: %v, %v", ok, err)
 						}
 					}
-					if err := e.Start(5, held, 2, n, g.act, g.bias); err != nil {
+					if err := e.Start(5, held, 2, n, g.Act, g.Bias); err != nil {
 						t.Fatal(err)
 					}
 					if ok, err := e.Give(y, rows); !ok || err != nil {
@@ -269,7 +269,7 @@ func TestGive(t *testing.T) {
 					}
 				}
 				if round == 1 { // while that is under way
-					p := &other.all[0]
+					p := &other.All[0]
 					if err := e.Replace(5, 0, 5, 0, [3][]byte{p.Gate.Data, p.Up.Data, p.Down.Data}); err != nil {
 						t.Fatal(err)
 					}
@@ -286,7 +286,7 @@ func TestGive(t *testing.T) {
 			if ok, err := e.Take(x); !ok || err != nil {
 				t.Fatalf("taken: %v, %v", ok, err)
 			}
-			if err := e.Start(5, []backends.HeldJob{{Expert: 1, Rows: []int32{0}}}, 2, n, g.act, g.bias); err != nil {
+			if err := e.Start(5, []backends.HeldJob{{Expert: 1, Rows: []int32{0}}}, 2, n, g.Act, g.Bias); err != nil {
 				t.Fatal(err)
 			}
 			if ok, err := e.Give(y, []int32{0}); !ok || err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/ebitengine/purego"
 
 	"sluice/backends"
+	"sluice/backends/backendtest"
 	"sluice/backends/cpu"
 	fakes "sluice/backends/gpu/fake"
 	"sluice/internal/quant"
@@ -154,8 +155,8 @@ func work(t *testing.T, f *fake) (err error) {
 		return err
 	}
 	defer e.Close()
-	g := newGroup(t, rand.New(rand.NewPCG(1, 2)), small, 1, 2, 2)
-	for i, x := range g.all {
+	g := backendtest.NewHeldGroup(rand.New(rand.NewPCG(1, 2)), small, 1, 2, 2)
+	for i, x := range g.All {
 		if err := e.Upload(5, i, [3][]byte{x.Gate.Data, x.Up.Data, x.Down.Data}); err != nil {
 			return err
 		}
@@ -164,8 +165,8 @@ func work(t *testing.T, f *fake) (err error) {
 		return err
 	}
 	for range 2 {
-		copy(e.Input(1, small.Dim), g.x)
-		if err := e.Start(5, []backends.HeldJob{{Expert: 0, Rows: []int32{0}}, {Expert: 1, Rows: []int32{1}}}, 2, 1, g.act, g.bias); err != nil {
+		copy(e.Input(1, small.Dim), g.X)
+		if err := e.Start(5, []backends.HeldJob{{Expert: 0, Rows: []int32{0}}, {Expert: 1, Rows: []int32{1}}}, 2, 1, g.Act, g.Bias); err != nil {
 			return err
 		}
 		if _, err := e.Finish(); err != nil {
@@ -202,9 +203,9 @@ func TestPinning(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := newGroup(t, rand.New(rand.NewPCG(3, 4)), small, 3, 2, 2)
-		g.upload(t, e)
-		g.run(t, ref, e, fmt.Sprint("limit ", limit))
+		g := backendtest.NewHeldGroup(rand.New(rand.NewPCG(3, 4)), small, 3, 2, 2)
+		g.Upload(t, e)
+		g.Run(t, ref, e, fmt.Sprint("limit ", limit))
 		ref.Close()
 		e.Close()
 	}
@@ -229,11 +230,12 @@ func TestReplace(t *testing.T) {
 	}
 	defer ref.Close()
 	rng := rand.New(rand.NewPCG(5, 6))
-	g, other := newGroup(t, rng, small, 3, 2, 2), newGroup(t, rng, small, 3, 2, 2)
-	g.upload(t, e)
-	g.run(t, ref, e, "before")
+	g := backendtest.NewHeldGroup(rng, small, 3, 2, 2)
+	g.Upload(t, e)
+	g.Run(t, ref, e, "before")
 	used := e.Experts.Usage()
-	for i, x := range other.all {
+	g.Reweigh(rng)
+	for i, x := range g.All {
 		if err := e.Replace(5, i, 5, i, [3][]byte{x.Gate.Data, x.Up.Data, x.Down.Data}); err != nil {
 			t.Fatal(err)
 		}
@@ -241,12 +243,7 @@ func TestReplace(t *testing.T) {
 	if u := e.Experts.Usage(); u.Payload != used.Payload || u.Allocated != used.Allocated || u.Experts != 2 || u.Driver != u.Allocated {
 		t.Errorf("after: %+v, before: %+v", u, used)
 	}
-	other.act, other.bias = g.act, g.bias
-	for i := range other.all {
-		x := &other.all[i]
-		x.Act, x.GateBias, x.UpBias, x.DownBias = g.act, g.all[i].GateBias, g.all[i].UpBias, g.all[i].DownBias
-	}
-	other.run(t, ref, e, "after")
+	g.Run(t, ref, e, "after")
 }
 
 // Kernels are compiled once for an architecture, and again when what is kept of

@@ -3,7 +3,6 @@ package gpu
 import (
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"os"
 	"testing"
@@ -97,11 +96,11 @@ func TestExperts(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				g := newGroup(t, rng, l, c.n, c.k, c.jobs)
-				g.upload(t, e)
+				g := backendtest.NewHeldGroup(rng, l, c.n, c.k, c.jobs)
+				g.Upload(t, e)
 				for range 2 { // recorded, and replayed
-					g.refill(rng)
-					g.run(t, ref, e, name)
+					g.Refill(rng)
+					g.Run(t, ref, e, name)
 				}
 				ref.Close()
 				if err := e.Close(); err != nil {
@@ -127,105 +126,4 @@ func TestBench(t *testing.T) {
 			t.Errorf("%+v", m)
 		}
 	})
-}
-
-// A group is experts of layer 5 and the positions that they compute.
-type group struct {
-	l      backends.HeldLayer
-	n, k   int
-	all    []backends.Expert
-	bias   *[3][]float32
-	act    backends.Activation
-	x      []float32
-	choose func() int
-}
-
-func newGroup(t *testing.T, rng *rand.Rand, l backends.HeldLayer, n, k, experts int) *group {
-	g := &group{l: l, n: n, k: k, all: make([]backends.Expert, experts), choose: func() int { return rng.IntN(experts) }}
-	matrix := func(typ quant.Type, rows, cols int) backends.Matrix {
-		return backends.Matrix{Type: typ, Rows: rows, Cols: cols, Data: backendtest.Weights(rng, typ, rows*cols)}
-	}
-	if rng.IntN(2) == 0 { // biases and the clamped activation in half of the cases
-		g.act = backends.ClampedSwiGLU
-		g.bias = &[3][]float32{backendtest.Vectors(rng, experts, l.FF, 0), backendtest.Vectors(rng, experts, l.FF, 0), backendtest.Vectors(rng, experts, l.Dim, 0)}
-	}
-	for i := range g.all {
-		g.all[i] = backends.Expert{Gate: matrix(l.Types[0], l.FF, l.Dim), Up: matrix(l.Types[1], l.FF, l.Dim), Down: matrix(l.Types[2], l.Dim, l.FF), Act: g.act}
-		if g.bias != nil {
-			of := func(part, rows int) []float32 { return g.bias[part][i*rows : (i+1)*rows] }
-			g.all[i].GateBias, g.all[i].UpBias, g.all[i].DownBias = of(0, l.FF), of(1, l.FF), of(2, l.Dim)
-		}
-	}
-	g.refill(rng)
-	return g
-}
-
-func (g *group) refill(rng *rand.Rand) {
-	g.x = backendtest.Vectors(rng, g.n, g.l.Dim, g.n)
-	for i := range g.x { // so that most of what three matrices make of it stays in range
-		g.x[i] *= 0x1p-16
-	}
-}
-
-func (g *group) upload(t *testing.T, e *experts) {
-	for i, x := range g.all {
-		if err := e.Upload(5, i, [3][]byte{x.Gate.Data, x.Up.Data, x.Down.Data}); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func (g *group) run(t *testing.T, ref *cpu.Backend, e *experts, name string) {
-	t.Helper()
-	l, n, k := g.l, g.n, g.k
-	jobs, held := make([]backends.Job, len(g.all)), make([]backends.HeldJob, len(g.all))
-	for i := range jobs {
-		jobs[i].Expert, held[i].Expert = g.all[i], int32(i)
-	}
-	for r := range n * k {
-		i := g.choose()
-		if n == 1 { // each expert at most once
-			i = r % len(g.all)
-		}
-		jobs[i].Rows = append(jobs[i].Rows, int32(r))
-		held[i].Rows = append(held[i].Rows, int32(r))
-	}
-	xv, err := ref.NewVec(n, l.Dim)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ids := make([]int32, n)
-	for i := range ids {
-		ids[i] = int32(i)
-	}
-	ref.Embed(xv, backends.Matrix{Type: quant.F32, Rows: n, Cols: l.Dim, Data: backendtest.Bytes(g.x)}, ids)
-	out, _ := ref.NewVec(n*k, l.Dim)
-	out.SetLen(n * k)
-	ref.ExpertGroup(out, k, jobs, xv)
-	want := make([]float32, n*k*l.Dim)
-	refused := ref.Read(want, out)
-	if err := ref.Read(e.Input(n, l.Dim), xv); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Start(5, held, k, n, g.act, g.bias); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	got, err := e.Finish()
-	if fmt.Sprint(err) != fmt.Sprint(refused) {
-		t.Fatalf("%s: %v, want %v", name, err, refused)
-	}
-	if err != nil {
-		return
-	}
-	at := 0
-	for i, j := range held {
-		for _, r := range j.Rows {
-			for c := range l.Dim {
-				if g, w := got[at*l.Dim+c], want[int(r)*l.Dim+c]; math.Float32bits(g) != math.Float32bits(w) {
-					t.Fatalf("%s: expert %d, row %d, float %d is %x, want %x", name, i, r, c, g, w)
-				}
-			}
-			at++
-		}
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sluice/backends"
+	"sluice/backends/backendtest"
 	"sluice/backends/cpu"
 	"sluice/internal/offheap"
 	"sluice/internal/quant"
@@ -42,26 +43,15 @@ func TestLend(t *testing.T) {
 			all = append(all, e)
 		}
 		e := all[0]
-		g := newGroup(t, rand.New(rand.NewPCG(3, 4)), l, 3, 2, 2)
+		g := backendtest.NewHeldGroup(rand.New(rand.NewPCG(3, 4)), l, 3, 2, 2)
 		upload := func(e *experts, want int64) {
 			t.Helper()
 			before := e.Memory().DirectBytes
-			for i, x := range g.all {
-				var parts [3][]byte
-				at := 0
-				for j, p := range [3][]byte{x.Gate.Data, x.Up.Data, x.Down.Data} {
-					parts[j] = mem[at : at+len(p)]
-					at += copy(parts[j], p)
-				}
-				if err := e.Upload(5, i, parts); err != nil {
-					t.Fatal(err)
-				}
-				clear(mem)
-			}
+			g.UploadThrough(t, e, mem)
 			if got := e.Memory().DirectBytes - before; got != want {
 				t.Errorf("%d bytes without staging, want %d", got, want)
 			}
-			g.run(t, ref, e, fmt.Sprint(want, " bytes"))
+			g.Run(t, ref, e, fmt.Sprint(want, " bytes"))
 		}
 		upload(e, 0)
 		plain := e.Memory()

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sluice/backends"
+	"sluice/backends/backendtest"
 	"sluice/backends/cpu"
 	"sluice/internal/offheap"
 	"sluice/internal/quant"
@@ -41,29 +42,15 @@ func TestLend(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer offheap.Free(mem)
-		x := make([]float32, 3*l.Dim)
-		rng := rand.New(rand.NewPCG(8, 9))
-		for i := range x {
-			x[i] = float32(rng.IntN(255)-127) * 0x1p-20
-		}
-		// parts come through the memory, as they do through a slot: it is used again at once.
-		through := func(parts [3][]byte) (slot [3][]byte) {
-			at := 0
-			for i, p := range parts {
-				slot[i] = mem[at : at+len(p)]
-				copy(slot[i], p)
-				at += len(p)
-			}
-			return slot
-		}
+		g := backendtest.NewHeldGroup(rand.New(rand.NewPCG(8, 9)), l, 3, 2, 4)
 		upload := func(want int64) {
 			t.Helper()
 			before := e.direct
-			runFrom(t, ref, e, rng, l, 3, 2, 4, x, "lent", func(parts [3][]byte) [3][]byte { return through(parts) })
+			g.UploadThrough(t, e, mem)
+			g.Run(t, ref, e, "lent")
 			if got := e.direct - before; got != want {
 				t.Errorf("%d bytes without staging, want %d", got, want)
 			}
-			clear(mem)
 		}
 		upload(0)
 		if err := e.Lend([][]byte{mem}); err != nil {

@@ -53,17 +53,26 @@ func again(t *testing.T, d *Device, rng *rand.Rand, typ quant.Type, rounds int) 
 	if err != nil {
 		t.Fatal(err)
 	}
+	g := backendtest.NewHeldGroup(rng, l, 1, 4, 4)
 	for round := range rounds {
 		for i := range e.out.host { // poison: what is not written shows
 			e.out.host[i] = 0xfb
 		}
-		n := 1 + 2*(round%2)
-		x := backendtest.Vectors(rng, n, l.Dim, 0)
-		run(t, ref, e, rng, l, n, 4, 4, x, fmt.Sprintf("round %d", round))
+		g.N = 1 + 2*(round%2)
+		change(t, g, rng, e)
+		g.Run(t, ref, e, fmt.Sprintf("round %d", round))
 	}
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// change makes other weights and inputs, in the places of those before.
+func change(t *testing.T, g *backendtest.HeldGroup, rng *rand.Rand, e *experts) {
+	t.Helper()
+	g.Reweigh(rng)
+	g.Refill(rng)
+	g.Upload(t, e)
 }
 
 // Groups of several kinds in turn on one queue, as layers follow each other, each
@@ -83,12 +92,13 @@ func TestProductionOrder(t *testing.T) {
 			{Types: [3]quant.Type{quant.MXFP4, quant.MXFP4, quant.MXFP4}, Dim: 512, FF: 256},
 		}
 		var all []*experts
+		var groups []*backendtest.HeldGroup
 		for _, l := range kinds {
 			e, err := d.newExperts(map[int]backends.HeldLayer{5: l}, 4, 3)
 			if err != nil {
 				t.Fatal(err)
 			}
-			all = append(all, e)
+			all, groups = append(all, e), append(groups, backendtest.NewHeldGroup(rng, l, 1, 4, 4))
 		}
 		for round := range 12 {
 			i := round % len(kinds)
@@ -98,12 +108,16 @@ func TestProductionOrder(t *testing.T) {
 					b.host[j] = 0xfb
 				}
 			}
-			n := []int{1, 3, 1, 2}[round%4]
-			run(t, ref, e, rng, kinds[i], n, 4, 4, backendtest.Vectors(rng, n, 512, 0), fmt.Sprintf("round %d, %v", round, kinds[i]))
+			g := groups[i]
+			g.N = []int{1, 3, 1, 2}[round%4]
+			change(t, g, rng, e)
+			g.Run(t, ref, e, fmt.Sprintf("round %d, %v", round, kinds[i]))
 		}
 		recorded := d.recorded
 		for i, e := range all {
-			run(t, ref, e, rng, kinds[i], 3, 4, 4, backendtest.Vectors(rng, 3, 512, 0), "again")
+			groups[i].N = 3
+			groups[i].Refill(rng)
+			groups[i].Run(t, ref, e, "again")
 			if err := e.Close(); err != nil {
 				t.Fatal(err)
 			}
