@@ -20,8 +20,6 @@ type experts struct {
 	arenas []*buffer // of Alloc
 
 	lent    []lending // memory of the host that needs no staging
-	direct  int64     // bytes that came from there
-	unlent  int64     // times that it could not be pinned
 	wait    bool      // for what Send sends, as some of it lies there
 	staging [2]stage  // by turns
 	turn    int
@@ -143,7 +141,7 @@ func (e *experts) Alloc(size int64) (uint64, error) {
 }
 
 // Write copies on the stream of copies, and makes planes there.
-func (e *experts) Write(to uint64, t quant.Type, data []byte) error {
+func (e *experts) Write(to uint64, t quant.Type, data []byte, lent int) error {
 	if e.d.lost != nil {
 		return e.d.lost
 	}
@@ -151,11 +149,7 @@ func (e *experts) Write(to uint64, t quant.Type, data []byte) error {
 	_, block := t.Block()
 	planes := planesOf(t)
 	blocks := int64(len(data) / block)
-	borrowed := e.borrowed(data)
-	if borrowed {
-		e.wait = true
-		e.direct += int64(len(data))
-	}
+	e.wait = e.wait || lent >= 0
 	for done := int64(0); done < blocks; {
 		st, err := e.room()
 		if err != nil {
@@ -170,7 +164,7 @@ func (e *experts) Write(to uint64, t quant.Type, data []byte) error {
 		}
 		from, size := st.filled, n*int64(block)
 		source := &data[done*int64(block)]
-		if !borrowed {
+		if lent < 0 {
 			copy(st.host.host[from:], data[done*int64(block):(done+n)*int64(block)])
 			source = &st.host.host[from]
 		}
@@ -449,7 +443,7 @@ func (e *experts) Collect(floats int) ([]float32, error) {
 }
 
 func (e *experts) Memory() backends.HeldUsage {
-	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Launches: e.d.launches, DirectBytes: e.direct, Unpinned: e.d.unpinned + e.unlent}
+	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Launches: e.d.launches, Unpinned: e.d.unpinned}
 	for _, l := range e.lent {
 		if l.own {
 			u.Pinned += pinned(int64(len(l.mem)))
@@ -484,7 +478,7 @@ func (e *experts) Free() error {
 	if d.lost == nil {
 		err = errors.Join(err, d.check("stream synchronize", f.waitStream.call(d.kernels)), d.check("stream synchronize", f.waitStream.call(d.copies)))
 	}
-	err = errors.Join(err, e.Lend(nil))
+	err = errors.Join(err, e.Return())
 	for _, g := range e.programs {
 		f.endProgram.call(g.exec)
 		f.endGraph.call(g.graph)

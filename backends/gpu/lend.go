@@ -14,48 +14,39 @@ type lending struct {
 	own bool
 }
 
-func (e *experts) Lend(mem [][]byte) (err error) {
-	d, f := e.d, &e.d.dr.f
+func (e *experts) Lend(mem []byte) error {
+	d := e.d
 	defer d.enter()()
-	if len(e.lent) > 0 && d.lost == nil { // after a failed upload a copy may be under way
+	const portable = 1
+	code := d.dr.f.register.call(uintptr(unsafe.Pointer(&mem[0])), uintptr(len(mem)), portable)
+	if code != registered {
+		if err := d.check("pin", code); err != nil {
+			return fmt.Errorf("%w (%d bytes of the host's memory)", err, len(mem))
+		}
+	}
+	e.lent = append(e.lent, lending{mem, code == 0})
+	return nil
+}
+
+func (e *experts) Return() (err error) {
+	d, f := e.d, &e.d.dr.f
+	if len(e.lent) == 0 {
+		return nil
+	}
+	defer d.enter()()
+	if d.lost == nil { // after a failed upload a copy may be under way
 		err = d.check("stream synchronize", f.waitStream.call(d.copies))
 	}
 	for _, l := range e.lent {
-		if l.own {
-			if code := f.unregister.call(uintptr(unsafe.Pointer(&l.mem[0]))); d.lost == nil {
-				err = errors.Join(err, d.check("unpin", code))
-			}
+		if !l.own {
+			continue
+		}
+		if code := f.unregister.call(uintptr(unsafe.Pointer(&l.mem[0]))); d.lost == nil {
+			err = errors.Join(err, d.check("unpin", code))
 		}
 	}
-	e.lent = e.lent[:0]
-	for _, m := range mem {
-		if err != nil {
-			break
-		}
-		const portable = 1
-		code := f.register.call(uintptr(unsafe.Pointer(&m[0])), uintptr(len(m)), portable)
-		if code != registered {
-			if err := d.check("pin", code); err != nil {
-				e.unlent++
-				err = fmt.Errorf("%w (%d bytes of the host's memory)", err, len(m))
-				return errors.Join(err, e.Lend(nil))
-			}
-		}
-		e.lent = append(e.lent, lending{m, code == 0})
-	}
+	e.lent = nil
 	return err
-}
-
-// borrowed says that data lie in memory that was lent.
-func (e *experts) borrowed(data []byte) bool {
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(data)))
-	for _, l := range e.lent {
-		begin := uintptr(unsafe.Pointer(&l.mem[0]))
-		if at >= begin && at-begin+uintptr(len(data)) <= uintptr(len(l.mem)) {
-			return true
-		}
-	}
-	return false
 }
 
 // pinned is what the kernel pins for n bytes: whole pages.

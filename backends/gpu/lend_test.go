@@ -46,53 +46,53 @@ func TestLend(t *testing.T) {
 		g := backendtest.NewHeldGroup(rand.New(rand.NewPCG(3, 4)), l, 3, 2, 2)
 		upload := func(e *experts, want int64) {
 			t.Helper()
-			before := e.Memory().DirectBytes
+			before := e.Usage().DirectBytes
 			g.UploadThrough(t, e, mem)
-			if got := e.Memory().DirectBytes - before; got != want {
+			if got := e.Usage().DirectBytes - before; got != want {
 				t.Errorf("%d bytes without staging, want %d", got, want)
 			}
 			g.Run(t, ref, e, fmt.Sprint(want, " bytes"))
 		}
 		upload(e, 0)
-		plain := e.Memory()
-		if err := e.Lend([][]byte{mem}); err != nil {
+		plain := e.Usage()
+		if err := e.Experts.Lend([][]byte{mem}); err != nil {
 			t.Fatal(err)
 		}
-		u := e.Memory()
+		u := e.Usage()
 		if got, asked := u.Pinned-plain.Pinned, u.PinAsked-plain.PinAsked; asked != int64(len(mem)) || float64(got) > 1.02*float64(asked) || got < asked {
 			t.Errorf("%d bytes are pinned of %d", got, asked)
 		}
 		upload(e, 2*size)
 		// Another device that is lent the same memory finds it pinned.
-		if err := all[1].Lend([][]byte{mem}); err != nil {
+		if err := all[1].Experts.Lend([][]byte{mem}); err != nil {
 			t.Fatal(err)
 		}
 		upload(all[1], 2*size)
-		if err := all[1].Lend(nil); err != nil {
+		if err := all[1].Experts.Lend(nil); err != nil {
 			t.Fatal(err)
 		}
 		upload(e, 2*size)
-		if err := e.Lend(nil); err != nil {
+		if err := e.Experts.Lend(nil); err != nil {
 			t.Fatal(err)
 		}
 		upload(e, 0)
-		if u := e.Memory(); u.Pinned != plain.Pinned || u.PinAsked != plain.PinAsked || u.Unpinned != plain.Unpinned {
+		if u := e.Usage(); u.Pinned != plain.Pinned || u.PinAsked != plain.PinAsked || u.Unpinned != plain.Unpinned {
 			t.Errorf("%+v, before %+v", u, plain)
 		}
 		// A refusal.
 		if d.Name == "Fake 0" {
 			f := fakeDriver(t)
 			f.fail("register", 0, 2)
-			if err := e.Lend([][]byte{mem}); err == nil || !strings.Contains(err.Error(), "pin found no memory") || !strings.Contains(err.Error(), "bytes of the host's memory") {
+			if err := e.Experts.Lend([][]byte{mem}); err == nil || !strings.Contains(err.Error(), "pin found no memory") || !strings.Contains(err.Error(), "bytes of the host's memory") {
 				t.Errorf("%v", err)
 			}
 			upload(e, 0)
-			if u := e.Memory(); u.Unpinned != plain.Unpinned+1 || u.Pinned != plain.Pinned {
+			if u := e.Usage(); u.Unpinned != plain.Unpinned+1 || u.Pinned != plain.Pinned {
 				t.Errorf("%+v", u)
 			}
 		}
 		// Lent to the end: Close lets it go.
-		if err := e.Lend([][]byte{mem}); err != nil {
+		if err := e.Experts.Lend([][]byte{mem}); err != nil {
 			t.Fatal(err)
 		}
 	})

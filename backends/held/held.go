@@ -6,6 +6,7 @@
 package held
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -22,11 +23,13 @@ type Device interface {
 	// Alloc takes memory of the device, aligned to Align; Free gives it back.
 	Alloc(size int64) (at uint64, err error)
 	// Write begins to copy a matrix of type t to where there is room for it. The data
-	// are the caller's again after the next Send.
-	Write(at uint64, t quant.Type, data []byte) error
-	// Lend takes the place of what was lent before: memory of the host from which Write
-	// may copy without staging. After an error nothing is lent.
-	Lend(mem [][]byte) error
+	// are the caller's again after the next Send. They lie in lent memory of that number,
+	// from where they are copied without staging; -1: elsewhere.
+	Write(at uint64, t quant.Type, data []byte, lent int) error
+	// Lend takes memory of the host, beside what it has: number 0, then 1. After an error
+	// wrapping errors.ErrUnsupported none was to be expected. Return gives all back.
+	Lend(mem []byte) error
+	Return() error
 	// Send ends a run of Writes: a group that is launched later meets what they wrote.
 	Send() error
 	// Wait waits until all that was sent is in the device's memory.
@@ -36,8 +39,8 @@ type Device interface {
 	// Collect waits for the group and gives its outputs, so many floats, good until
 	// the next Launch. An activation out of range is a *backends.ActivationError.
 	Collect(floats int) ([]float32, error)
-	// Memory is what the driver knows of a HeldUsage: all but Experts, Payload and
-	// uploads.
+	// Memory is what the driver knows of a HeldUsage: all but Experts, Payload,
+	// uploads and refusals of Lend.
 	Memory() backends.HeldUsage
 	// Free waits for what is under way and frees everything.
 	Free() error
@@ -84,6 +87,9 @@ type Experts struct {
 	payload  int64              // bytes of what is there
 	uploaded int64              // bytes since the start
 	nanos    int64              // of uploads
+	lent     [][]byte           // memory of the host that needs no staging
+	direct   int64              // bytes that came from there
+	refused  int64              // times that it was not taken
 
 	group   Group
 	running bool
@@ -168,8 +174,12 @@ func (e *Experts) clock(start time.Time) { e.nanos += time.Since(start).Nanoseco
 
 func (e *Experts) write(at uint64, l backends.HeldLayer, parts [3][]byte) error {
 	for i, n := range e.sizes(l) {
-		if err := e.d.Write(at, l.Types[i], parts[i]); err != nil {
+		lent := slices.IndexFunc(e.lent, func(m []byte) bool { return holds(m, parts[i]) })
+		if err := e.d.Write(at, l.Types[i], parts[i], lent); err != nil {
 			return err
+		}
+		if lent >= 0 {
+			e.direct += int64(len(parts[i]))
 		}
 		at += uint64(n)
 	}
@@ -228,7 +238,30 @@ func (e *Experts) remove(layer, expert int) {
 // Lend lends memory of the host, from which uploads then go without a copy through
 // staging, until Lend is called again: without memory nothing is lent any more. An
 // error says why the device does not take it; uploads go through staging then.
-func (e *Experts) Lend(mem [][]byte) error { return e.d.Lend(mem) }
+func (e *Experts) Lend(mem [][]byte) error {
+	err := e.d.Return()
+	e.lent = nil
+	for _, m := range mem {
+		if err != nil {
+			break
+		}
+		if err = e.d.Lend(m); err != nil {
+			if !errors.Is(err, errors.ErrUnsupported) {
+				e.refused++
+			}
+			e.lent = nil
+			return errors.Join(err, e.d.Return())
+		}
+		e.lent = append(e.lent, m)
+	}
+	return err
+}
+
+// holds says that data lie in memory.
+func holds(mem, data []byte) bool {
+	begin, at := uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(unsafe.Pointer(unsafe.SliceData(data)))
+	return at >= begin && at+uintptr(len(data)) <= begin+uintptr(len(mem))
+}
 
 // Settle waits until all that was uploaded is in the device's memory.
 func (e *Experts) Settle() error {
@@ -242,6 +275,7 @@ func (e *Experts) Has(layer, expert int) bool { _, ok := e.slots[slotKey{layer, 
 // Usage asks the driver too.
 func (e *Experts) Usage() backends.HeldUsage {
 	u := e.d.Memory()
+	u.DirectBytes, u.Unpinned = e.direct, u.Unpinned+e.refused
 	u.Experts, u.Payload, u.UploadBytes, u.UploadNanos = int64(len(e.slots)), e.payload, e.uploaded, e.nanos
 	return u
 }
@@ -270,7 +304,7 @@ func (e *Experts) bias(layer int, bias *[3][]float32) (at [3]uint64, err error) 
 		return at, err
 	}
 	for i, part := range bias {
-		if err := e.d.Write(to, quant.F32, unsafe.Slice((*byte)(unsafe.Pointer(&part[0])), 4*len(part))); err != nil {
+		if err := e.d.Write(to, quant.F32, unsafe.Slice((*byte)(unsafe.Pointer(&part[0])), 4*len(part)), -1); err != nil {
 			return at, err
 		}
 		at[i] = to

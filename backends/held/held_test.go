@@ -24,6 +24,8 @@ type fake struct {
 	fail   map[string]error
 	group  Group
 	freed  bool
+	from   []int // numbers of lent memory, of Writes
+	lent   int
 }
 
 var errFake = errors.New("as asked")
@@ -38,11 +40,13 @@ func (f *fake) Alloc(size int64) (uint64, error) {
 	f.sizes = append(f.sizes, size)
 	return at, f.fail["alloc"]
 }
-func (f *fake) Write(at uint64, t quant.Type, data []byte) error {
+func (f *fake) Write(at uint64, t quant.Type, data []byte, lent int) error {
+	f.from = append(f.from, lent)
 	f.memory[at] = slices.Clone(data)
 	return f.fail["write"]
 }
-func (f *fake) Lend([][]byte) error              { return f.fail["lend"] }
+func (f *fake) Lend([]byte) error                { f.lent++; return f.fail["lend"] }
+func (f *fake) Return() error                    { f.lent = 0; return nil }
 func (f *fake) Send() error                      { f.sent++; return f.fail["send"] }
 func (f *fake) Wait() error                      { return f.fail["wait"] }
 func (f *fake) Launch(g *Group) error            { f.group = *g; return f.fail["launch"] }
@@ -347,5 +351,51 @@ func TestShared(t *testing.T) {
 		if f.Code != 1<<20+256 || f.Scale < f.Code+4*uint64(n) || f.Sum < f.Scale+uint64(n)/8 || f.Sum+uint64(n)/4 > f.Code+uint64(FormBytes(n)) || f.Scale%Align != 0 || f.Sum%Align != 0 {
 			t.Errorf("%d floats: %+v, %d bytes", n, f, FormBytes(n))
 		}
+	}
+}
+
+// Parts that lie in lent memory are written from there, by its number; what is not
+// taken is counted, and nothing is lent then.
+func TestLend(t *testing.T) {
+	f := &fake{}
+	e := newFake(t, f, Options{})
+	mem, other := make([]byte, 1<<16), make([]byte, 1<<16)
+	from := func(slot []byte) [3][]byte {
+		p, at := parts(narrow, 1), 0
+		for i := range p {
+			n := copy(slot[at:], p[i])
+			p[i] = slot[at : at+n]
+			at += n
+		}
+		return p
+	}
+	write := func(p [3][]byte, want ...int) {
+		t.Helper()
+		f.from = nil
+		if err := e.Upload(3, 0, p); err != nil || !slices.Equal(f.from, want) {
+			t.Errorf("%v, from %v, want %v", err, f.from, want)
+		}
+	}
+	write(from(mem), -1, -1, -1)
+	if err := e.Lend([][]byte{mem[:16<<10], other}); err != nil {
+		t.Fatal(err)
+	}
+	write(from(other), 1, 1, 1)
+	write(from(mem), 0, 0, -1) // the last one lies behind what was lent
+	all := narrow.Parts()
+	if u := e.Usage(); u.DirectBytes != 2*(all[0]+all[1])+all[2] || u.Unpinned != 0 {
+		t.Errorf("%+v", u)
+	}
+	for err, refused := range map[error]int64{errFake: 1, errors.ErrUnsupported: 0} {
+		before := e.Usage().Unpinned
+		f.fail["lend"] = err
+		if got := e.Lend([][]byte{mem}); !errors.Is(got, err) || f.lent != 0 || e.Usage().Unpinned-before != refused {
+			t.Errorf("%v, %d lent, %+v", got, f.lent, e.Usage())
+		}
+		delete(f.fail, "lend")
+		write(from(mem), -1, -1, -1)
+	}
+	if err := e.Lend(nil); err != nil {
+		t.Error(err)
 	}
 }

@@ -3,6 +3,7 @@ package vulkan
 import (
 	"errors"
 	"slices"
+	"unsafe"
 
 	"sluice/backends"
 	"sluice/backends/held"
@@ -21,8 +22,6 @@ type experts struct {
 	in, out  *buffer
 	lent     []*buffer  // memory of the host that needs no staging
 	borrowed bool       // some of what waits for Send lies there
-	direct   int64      // bytes that came from there
-	unlent   int64      // times that it was not taken
 	staging  [2]*buffer // by turns
 	upload   [2]*commands
 	staged   [2]point // at which each is free
@@ -124,17 +123,18 @@ func (e *experts) Alloc(size int64) (uint64, error) {
 	return b.at, nil
 }
 
-func (e *experts) Write(at uint64, _ quant.Type, data []byte) error {
+func (e *experts) Write(at uint64, _ quant.Type, data []byte, lent int) error {
 	i := slices.IndexFunc(e.arenas, func(b *buffer) bool { return at >= b.at && at < b.at+b.size })
 	to, offset := e.arenas[i], at-e.arenas[i].at
 	if to.host != nil {
 		copy(to.host[offset:], data)
 		return nil
 	}
-	if b, from := e.lender(data); b != nil {
-		e.pending = append(e.pending, segment{to, b, offset, from, uint64(len(data))})
+	if lent >= 0 {
+		b := e.lent[lent]
+		from := uintptr(unsafe.Pointer(&data[0])) - uintptr(unsafe.Pointer(&b.host[0]))
+		e.pending = append(e.pending, segment{to, b, offset, uint64(from), uint64(len(data))})
 		e.borrowed = true
-		e.direct += int64(len(data))
 		return nil
 	}
 	for len(data) > 0 {
@@ -308,7 +308,6 @@ func (e *experts) Collect(floats int) ([]float32, error) {
 func (e *experts) Memory() backends.HeldUsage {
 	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Launches: e.d.launches}
 	vram := e.d.Memory.vramHeap()
-	u.DirectBytes, u.Unpinned = e.direct, e.unlent
 	for b := range e.d.buffers {
 		if b.use == lent {
 			u.Pinned += int64(b.size)
@@ -332,7 +331,7 @@ func (e *experts) Free() error {
 		c.free()
 	}
 	e.times.free()
-	err = errors.Join(err, e.Lend(nil))
+	err = errors.Join(err, e.Return())
 	for _, b := range append(e.arenas, e.control, e.onDevice, e.in, e.out, e.staging[0], e.staging[1]) {
 		e.d.drop(b)
 	}

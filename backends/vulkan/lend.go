@@ -63,8 +63,18 @@ func (d *Device) imported(mem []byte) (*buffer, error) {
 	return b, nil
 }
 
-func (e *experts) Lend(mem [][]byte) error {
-	var err error
+func (e *experts) Lend(mem []byte) error {
+	if e.d.place.direct {
+		return fmt.Errorf("vulkan: the host writes the memory of %s itself: %w", e.d.Name, errors.ErrUnsupported)
+	}
+	b, err := e.d.imported(mem)
+	if err == nil {
+		e.lent = append(e.lent, b)
+	}
+	return err
+}
+
+func (e *experts) Return() (err error) {
 	if len(e.lent) > 0 { // after a failed upload a copy may be under way, or wait to be
 		err = e.d.waitFor(e.copied)
 		e.pending, e.filled, e.borrowed = e.pending[:0], 0, false
@@ -72,34 +82,6 @@ func (e *experts) Lend(mem [][]byte) error {
 	for _, b := range e.lent {
 		e.d.drop(b)
 	}
-	e.lent = e.lent[:0]
-	if e.d.place.direct { // the host writes the device's memory itself
-		return err
-	}
-	for _, m := range mem {
-		if err != nil {
-			break
-		}
-		b, err := e.d.imported(m)
-		if err != nil {
-			if !errors.Is(err, errors.ErrUnsupported) {
-				e.unlent++
-			}
-			return errors.Join(err, e.Lend(nil))
-		}
-		e.lent = append(e.lent, b)
-	}
+	e.lent = nil
 	return err
-}
-
-// lender is the lent memory that data lie in, and where; nil: they lie elsewhere.
-func (e *experts) lender(data []byte) (*buffer, uint64) {
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(data)))
-	for _, b := range e.lent {
-		begin := uintptr(unsafe.Pointer(&b.host[0]))
-		if at >= begin && at-begin+uintptr(len(data)) <= uintptr(b.size) {
-			return b, uint64(at - begin)
-		}
-	}
-	return nil, 0
 }

@@ -45,51 +45,51 @@ func TestLend(t *testing.T) {
 		g := backendtest.NewHeldGroup(rand.New(rand.NewPCG(8, 9)), l, 3, 2, 4)
 		upload := func(want int64) {
 			t.Helper()
-			before := e.direct
+			before := e.Usage().DirectBytes
 			g.UploadThrough(t, e, mem)
 			g.Run(t, ref, e, "lent")
-			if got := e.direct - before; got != want {
+			if got := e.Usage().DirectBytes - before; got != want {
 				t.Errorf("%d bytes without staging, want %d", got, want)
 			}
 		}
 		upload(0)
-		if err := e.Lend([][]byte{mem}); err != nil {
+		if err := e.Experts.Lend([][]byte{mem}); err != nil {
 			t.Fatal(err)
 		}
-		u := e.Memory()
+		u := e.Usage()
 		if u.Pinned != int64(len(mem)) || float64(u.Pinned) > 1.02*float64(u.PinAsked) {
 			t.Errorf("%+v", u)
 		}
 		allocated := u.Allocated
 		upload(4 * size)
-		if err := e.Lend(nil); err != nil {
+		if err := e.Experts.Lend(nil); err != nil {
 			t.Fatal(err)
 		}
-		if u := e.Memory(); u.Pinned != 0 || u.Unpinned != 0 || u.DirectBytes != 4*size || u.Allocated < allocated {
+		if u := e.Usage(); u.Pinned != 0 || u.Unpinned != 0 || u.DirectBytes != 4*size || u.Allocated < allocated {
 			t.Errorf("%+v", u)
 		}
 		upload(0)
 		// What does not begin on a page, and what the driver refuses.
-		if err := e.Lend([][]byte{mem[:4096], mem[16:4096]}); err == nil || !strings.Contains(err.Error(), "multiples of") {
+		if err := e.Experts.Lend([][]byte{mem[:4096], mem[16:4096]}); err == nil || !strings.Contains(err.Error(), "multiples of") {
 			t.Errorf("%v", err)
 		}
 		real := d.f.allocate
 		d.f.allocate = fails(errOutOfHost)
-		err = e.Lend([][]byte{mem})
+		err = e.Experts.Lend([][]byte{mem})
 		d.f.allocate = real
 		wants(t, err, "vkAllocateMemory found no host memory", "bytes of the host's memory")
 		upload(0)
-		if u := e.Memory(); u.Unpinned != 2 || u.Pinned != 0 {
+		if u := e.Usage(); u.Unpinned != 2 || u.Pinned != 0 {
 			t.Errorf("%+v", u)
 		}
 		pointer := d.f.hostPointer
 		d.f.hostPointer = 0
-		if err := e.Lend([][]byte{mem}); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "VK_EXT_external_memory_host") || e.unlent != 2 {
+		if err := e.Experts.Lend([][]byte{mem}); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "VK_EXT_external_memory_host") || e.Usage().Unpinned != 2 {
 			t.Errorf("%v", err)
 		}
 		d.f.hostPointer = pointer
 		// Lent to the end.
-		if err := e.Lend([][]byte{mem}); err != nil {
+		if err := e.Experts.Lend([][]byte{mem}); err != nil {
 			t.Fatal(err)
 		}
 		if err := e.Close(); err != nil {

@@ -102,7 +102,7 @@ func (d *devices) Upload(k tiers.Key, parts *tiers.Parts) error {
 // Lend is tiers.Device's. Where it fails uploads go through staging.
 func (d *devices) Lend(mem [][]byte) {
 	for _, g := range d.all {
-		if err := g.experts.Lend(mem); err != nil && g.refused == "" {
+		if err := g.experts.Lend(mem); err != nil && g.refused == "" && !errors.Is(err, errors.ErrUnsupported) {
 			g.refused = err.Error()
 		}
 	}
