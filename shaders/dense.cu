@@ -252,32 +252,28 @@ typedef struct {
 	u32 type;
 } Plane;
 
-// one gives element at of a plane, its rows laid end to end.
-DEVICE float one(const Plane *p, u64 at) {
-	if (p->type == KV_F16) {
+// one gives element at of a plane, its rows laid end to end. Where the type is known
+// to the compiler nothing is between one load and the next.
+DEVICE float one(const Plane *p, const u32 type, u64 at) {
+	if (type == KV_F16) {
 		return fromF16(halfAt(p->code + 2 * at));
 	}
-	if (p->type == KV_F32) {
+	if (type == KV_F32) {
 		return floatAt(p->code + 4 * at);
 	}
 	return (float)(i32)(i8)p->code[at] * p->scale[at / 32];
 }
 
-// eight gives elements at, at+1, ...; those from n on, if n is less than 8, are +0.
-DEVICE void eight(float f[8], const Plane *p, u64 at, u32 n) {
-	if (n < 8 || at % 8 != 0) {
-		UNROLL
-		for (u32 i = 0; i < 8; i++) {
-			f[i] = i < n ? one(p, at + i) : 0.0f;
-		}
-	} else if (p->type == KV_F16) {
+// eight gives elements at, at+1, ..., where at is a multiple of 8.
+DEVICE void eight(float f[8], const Plane *p, const u32 type, u64 at) {
+	if (type == KV_F16) {
 		quad q = quadAt(p->code + 2 * at);
 		UNROLL
 		for (u32 i = 0; i < 4; i++) {
 			f[2 * i] = fromF16(q.v[i] & 0xffffu);
 			f[2 * i + 1] = fromF16(q.v[i] >> 16);
 		}
-	} else if (p->type == KV_F32) {
+	} else if (type == KV_F32) {
 		quad a = quadAt(p->code + 4 * at), b = quadAt(p->code + 4 * at + 16);
 		UNROLL
 		for (u32 i = 0; i < 4; i++) {
@@ -368,13 +364,38 @@ DEVICE u32 firstFrom(const Seen *s, u32 k) {
 	return low;
 }
 
-// dots adds to sum[i], the lanes 8*half, 8*half+1, ... of a thread, the products of a
-// key's row with query i of at most QUERIES, `apart` floats from one to the next. All
-// threads of the block call it; those that are not live have no key.
+// products adds to sum[i], the lanes 8*half, 8*half+1, ... of a thread, the products of
+// n floats of a key with those of query i in the tile, which is 0 behind them: there
+// the last of the key are read again.
+DEVICE void products(float sum[QUERIES][8], float tile[QUERIES][DIMS], const Plane *k, const u32 type, u64 at, u32 n) {
+	for (u32 c = 8 * (thread() % 2); c < n; c += 64) {
+		float f[4][8]; // all are read before one is used
+		UNROLL
+		for (u32 m = 0; m < 4; m++) {
+			eight(f[m], k, type, at + (c + 16 * m < n ? c + 16 * m : c));
+		}
+		UNROLL
+		for (u32 m = 0; m < 4; m++) {
+			UNROLL
+			for (u32 i = 0; i < QUERIES; i++) {
+				UNROLL
+				for (u32 j = 0; j < 8; j++) {
+					float product = f[m][j] * tile[i][c + 16 * m + j];
+					sum[i][j] = sum[i][j] + product;
+				}
+			}
+		}
+	}
+}
+
+// dots adds the products of a key's row with query i of at most QUERIES, `apart` floats
+// from one to the next. All threads of the block call it; those that are not live have
+// no key.
 DEVICE void dots(float sum[QUERIES][8], float tile[QUERIES][DIMS], u32 *most, const float *q, u32 queries, u32 apart, const Plane *k, u64 row, int live) {
 	u32 t = thread();
 	for (u32 d = 0; d < k->width; d += DIMS) {
 		u32 n = k->width - d < DIMS ? k->width - d : DIMS;
+		u64 at = row * k->width + d;
 		barrier();
 		for (u32 i = t; i < QUERIES * DIMS; i += 256) {
 			float x = 0.0f;
@@ -385,17 +406,25 @@ DEVICE void dots(float sum[QUERIES][8], float tile[QUERIES][DIMS], u32 *most, co
 			tile[i / DIMS][i % DIMS] = clean(x);
 		}
 		barrier();
-		for (u32 c = 8 * (t % 2); live && c < n; c += 16) {
-			float f[8];
-			eight(f, k, row * k->width + d + c, n - c);
-			UNROLL
-			for (u32 i = 0; i < QUERIES; i++) {
+		if (!live) {
+			continue;
+		}
+		if (k->width % 16 != 0) { // one by one; what is behind the row counts as +0
+			for (u32 c = 8 * (t % 2); c < n; c += 16) {
 				UNROLL
 				for (u32 j = 0; j < 8; j++) {
-					float product = f[j] * tile[i][c + j];
-					sum[i][j] = sum[i][j] + product;
+					float f = c + j < n ? one(k, k->type, at + c + j) : 0.0f;
+					UNROLL
+					for (u32 i = 0; i < QUERIES; i++) {
+						float product = f * tile[i][c + j];
+						sum[i][j] = sum[i][j] + product;
+					}
 				}
 			}
+		} else if (k->type == KV_F16) {
+			products(sum, tile, k, KV_F16, at, n);
+		} else {
+			products(sum, tile, k, k->type, at, n);
 		}
 	}
 }
@@ -510,13 +539,19 @@ KERNEL(256) attendSoftmax(Attention p) {
 				}
 			}
 		} else {
+			float x[CHUNK / 16]; // all are read before one is used
+			u32 j = mine * CHUNK + lane;
 			UNROLL
 			for (u32 n = 0; n < CHUNK / 16; n++) {
-				u32 j = mine * CHUNK + 16 * n + lane;
-				if (j >= seen.start && j < seen.end) {
-					float x = expo(score[j] - largest);
-					score[j] = x;
-					e = e + x;
+				u32 at = j + 16 * n < seen.start ? seen.start : j + 16 * n < seen.end ? j + 16 * n : seen.end - 1;
+				x[n] = score[at];
+			}
+			UNROLL
+			for (u32 n = 0; n < CHUNK / 16; n++) {
+				if (j + 16 * n >= seen.start && j + 16 * n < seen.end) {
+					x[n] = expo(x[n] - largest);
+					score[j + 16 * n] = x[n];
+					e = e + x[n];
 				}
 			}
 		}
@@ -539,6 +574,29 @@ KERNEL(256) attendSoftmax(Attention p) {
 	}
 }
 
+#define AHEAD 16 // values of a thread that are read before one is used
+
+// weigh adds the values of keys from..end to sum[n], each times its w[n]; w is 0 behind
+// the end, where the last value is read again.
+DEVICE void weigh(float sum[QUERIES], float w[QUERIES][CHUNK], const Plane *v, const u32 type, const Seen *seen, u64 row, u32 from, u32 end, u32 d) {
+	for (u32 j = from; j < end; j += AHEAD) {
+		float x[AHEAD];
+		UNROLL
+		for (u32 m = 0; m < AHEAD; m++) {
+			u32 at = j + m < end ? j + m : end - 1;
+			x[m] = one(v, type, (row + keyOf(seen, at)) * v->width + d);
+		}
+		UNROLL
+		for (u32 m = 0; m < AHEAD; m++) {
+			UNROLL
+			for (u32 n = 0; n < QUERIES; n++) {
+				float product = w[n][j + m - from] * x[m];
+				sum[n] = sum[n] + product;
+			}
+		}
+	}
+}
+
 // The values of a chunk: backends/cpu weigh.
 //
 //	part = +0; part = part + p_k*v_k for the keys of the chunk ascending
@@ -550,9 +608,10 @@ KERNEL(128) attendWeigh(Attention p) {
 	u32 group = p.heads / p.kvHeads, runs = (group + QUERIES - 1) / QUERIES, i = blockZ();
 	u32 g = blockY() / runs, in = blockY() % runs * QUERIES;
 	u32 queries = group - in < QUERIES ? group - in : QUERIES;
-	Seen seen = seenBy(&p, i);
+	Seen seen = seenBy(&p, i), all = seen;
+	all.keys = 0;
 	u32 from = firstFrom(&seen, (p.first + blockX()) * CHUNK), end = firstFrom(&seen, (p.first + blockX() + 1) * CHUNK);
-	u64 query = (u64)i * p.heads + g * group + in;
+	u64 query = (u64)i * p.heads + g * group + in, row = (u64)g * p.positions;
 	for (u32 j = thread(); j < QUERIES * CHUNK; j += 128) {
 		u32 n = j / CHUNK, key = from + j % CHUNK;
 		w[n][j % CHUNK] = n < queries && key < end ? p.score[(query + n) * p.stride + key] : 0.0f;
@@ -564,20 +623,14 @@ KERNEL(128) attendWeigh(Attention p) {
 		for (u32 n = 0; n < QUERIES; n++) {
 			sum[n] = 0.0f;
 		}
-		for (u32 j = from; j < end; j += 8) {
-			float v[8];
-			UNROLL
-			for (u32 m = 0; m < 8; m++) {
-				v[m] = j + m < end ? one(&p.v, ((u64)g * p.positions + keyOf(&seen, j + m)) * p.v.width + d) : 0.0f;
-			}
-			UNROLL
-			for (u32 m = 0; m < 8; m++) { // behind the end +0, which changes nothing
-				UNROLL
-				for (u32 n = 0; n < QUERIES; n++) {
-					float product = (j + m < end ? w[n][j + m - from] : 0.0f) * v[m];
-					sum[n] = sum[n] + product;
-				}
-			}
+		if (p.keys) {
+			weigh(sum, w, &p.v, p.v.type, &seen, row, from, end, d);
+		} else if (p.v.type == KV_F16) {
+			weigh(sum, w, &p.v, KV_F16, &all, row, from, end, d);
+		} else if (p.v.type == KV_Q8) {
+			weigh(sum, w, &p.v, KV_Q8, &all, row, from, end, d);
+		} else {
+			weigh(sum, w, &p.v, KV_F32, &all, row, from, end, d);
 		}
 		UNROLL
 		for (u32 n = 0; n < QUERIES; n++) {
