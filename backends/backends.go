@@ -48,6 +48,7 @@ const (
 type Job struct {
 	Expert Expert
 	Rows   []int32
+	Fresh  bool // nobody has looked at its weights yet: see ExpertGroup
 }
 
 // A HeldJob is a Job of an expert that a device holds: the same rows.
@@ -249,16 +250,20 @@ type Backend interface {
 	NewDelta(DeltaShape) (Delta, error)
 	NewKeys(capacity, most int) (Keys, error)
 
-	Embed(x Vec, table Matrix, ids []int32)                   // x [len(ids), dim] = rows of the table, dequantized
-	RMSNorm(y, x Vec, weight []float32, eps float32)          // y = x normalised in runs of len(weight), which divides dim; y may be x
-	MatMul(y []Vec, w []Linear, x Vec)                        // y[i] [n, rows] = x [n, cols] times w[i] [rows, cols] transposed, + bias
-	LayerNorm(y, x Vec, weight, bias []float32, eps float32)  // y = x without its mean, normalised, in runs as RMSNorm, + bias; y may be x
-	MatMulHeads(y Vec, w []Matrix, x Vec)                     // head h of x [n, heads*(cols+rest)]: its first cols times w[h], then its rest, is head h of y [n, heads*(rows+rest)]
-	RoPE(x Vec, headDim int, rope *Rope, pos int)             // row i of x, in place, at position pos+i, head by head
-	Store(kv KV, layer, pos int, k, v Vec)                    // rows of k and v become positions pos, pos+1, ... of the cache; of a latent one k is what follows v in a key; v is nil without values
-	ChooseKeys(keys Keys, q, w Vec, kv KV, layer, pos int)    // of row i, the Most best keys 0..pos+i by the sum over heads h of w[h]*max(q[h].k, 0); a tie goes to the lower
-	Attend(y, q Vec, kv KV, layer, pos int, a *Attention)     // y [n, heads*valueDim]; row i of q, at pos+i, sees keys a.First(pos+i)..pos+i
-	ExpertGroup(out Vec, k int, jobs []Job, x Vec)            // out row r = expert of x row r/k, for each job's rows; other rows stay
+	Embed(x Vec, table Matrix, ids []int32)                  // x [len(ids), dim] = rows of the table, dequantized
+	RMSNorm(y, x Vec, weight []float32, eps float32)         // y = x normalised in runs of len(weight), which divides dim; y may be x
+	MatMul(y []Vec, w []Linear, x Vec)                       // y[i] [n, rows] = x [n, cols] times w[i] [rows, cols] transposed, + bias
+	LayerNorm(y, x Vec, weight, bias []float32, eps float32) // y = x without its mean, normalised, in runs as RMSNorm, + bias; y may be x
+	MatMulHeads(y Vec, w []Matrix, x Vec)                    // head h of x [n, heads*(cols+rest)]: its first cols times w[h], then its rest, is head h of y [n, heads*(rows+rest)]
+	RoPE(x Vec, headDim int, rope *Rope, pos int)            // row i of x, in place, at position pos+i, head by head
+	Store(kv KV, layer, pos int, k, v Vec)                   // rows of k and v become positions pos, pos+1, ... of the cache; of a latent one k is what follows v in a key; v is nil without values
+	ChooseKeys(keys Keys, q, w Vec, kv KV, layer, pos int)   // of row i, the Most best keys 0..pos+i by the sum over heads h of w[h]*max(q[h].k, 0); a tie goes to the lower
+	Attend(y, q Vec, kv KV, layer, pos int, a *Attention)    // y [n, heads*valueDim]; row i of q, at pos+i, sees keys a.First(pos+i)..pos+i
+	// ExpertGroup computes, for each job, each of its rows r of out: the expert of row
+	// r/k of x. Other rows stay. Weights of a job that is Fresh and has rows are looked at as
+	// they are read: bad is the first such job that quant.Check refuses, or -1; if
+	// there is one, the rows of all jobs mean nothing.
+	ExpertGroup(out Vec, k int, jobs []Job, x Vec) (bad int)
 	Combine(x, out Vec, k int, weights []float32, shared Vec) // x = x + (((+0 + w0*out0) + w1*out1 ...) + shared); shared may be nil
 	Add(x, y Vec)                                             // x = x + y
 	ScaleRows(y, x Vec, f []float32)                          // y [n, dim]: row i = row i of x times f[i]; y may be x

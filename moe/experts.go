@@ -108,11 +108,16 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 				i, parts, ok, _, err = step.TryNext()
 				continue
 			}
-			if err = e.check(step, s, i, parts); err != nil {
-				break
+			fresh := step.Fresh(i)
+			if fresh && step.Views() { // of a file that may be shorter by now
+				if err = e.check(s, i, parts); err != nil {
+					break
+				}
+				fresh = false
 			}
 			s.arrived[jobs] = int32(i)
 			s.job[jobs] = e.job(int(s.distinct[i]), parts, s.rowsOf(i))
+			s.job[jobs].Fresh = fresh
 			if jobs++; jobs == group {
 				break
 			}
@@ -124,7 +129,10 @@ func (e *experts) compute(ctx context.Context, s *state) error {
 		if err := e.start(s, x, perRow); err != nil { // the device's share, beside the processor's
 			return fmt.Errorf("moe: layer %d: %w", l, err)
 		}
-		s.be.ExpertGroup(s.out, perRow, s.job[:jobs], x)
+		if bad := s.be.ExpertGroup(s.out, perRow, s.job[:jobs], x); bad >= 0 {
+			x := &s.job[bad].Expert
+			return fmt.Errorf("moe: layer %d: %w", l, e.check(s, int(s.arrived[bad]), &tiers.Parts{x.Gate.Data, x.Up.Data, x.Down.Data}))
+		}
 		for _, i := range s.arrived[:jobs] {
 			step.Done(int(i))
 			if guess && step.Held(int(i)) {
@@ -246,12 +254,9 @@ func (s *state) group(ids []int32, all int) {
 // rowsOf gives the output rows of the i-th distinct expert, ascending.
 func (s *state) rowsOf(i int) []int32 { return s.rows[s.first[i]:s.first[i+1]] }
 
-// check refuses an expert that has not been used since it was read and holds a
-// scale or a weight outside the range of the arithmetic.
-func (e *experts) check(step *tiers.Step, s *state, i int, parts *tiers.Parts) (err error) {
-	if !step.Fresh(i) {
-		return nil
-	}
+// check says why an expert is refused that holds a scale or a weight outside the
+// range of the arithmetic.
+func (e *experts) check(s *state, i int, parts *tiers.Parts) (err error) {
 	// The parts may be views of a file that is shorter by now.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

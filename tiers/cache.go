@@ -802,6 +802,10 @@ func (s *Step) Fresh(i int) bool {
 	return sl != nil && !sl.used
 }
 
+// Views says that the parts of experts are views of a file (mmap), so that to read
+// them may fault, and not slots of memory.
+func (s *Step) Views() bool { return s.c.src.Mode() == storage.MMap }
+
 // InVRAM says that expert i is in the device's
 // memory: its parts are nil, or a copy that the device need not be asked for.
 func (s *Step) InVRAM(i int) bool { return s.items[i].from == inVRAM }

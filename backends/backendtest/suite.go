@@ -3,10 +3,12 @@
 package backendtest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"sluice/backends"
@@ -398,9 +400,40 @@ func testExpertGroup(b *bench) {
 			j.Rows = append(j.Rows, int32(r))
 			copy(want[r*dim:], expert(j.Expert, x[r/c.k*dim:][:dim]))
 		}
-		b.be.ExpertGroup(out, c.k, jobs, b.upload(x, dim))
+		for i := range jobs {
+			jobs[i].Fresh = b.rng.IntN(2) == 0
+		}
+		if bad := b.be.ExpertGroup(out, c.k, jobs, b.upload(x, dim)); bad != -1 {
+			b.Errorf("%+v: job %d is refused, whose weights are in range", c, bad)
+		}
 		b.wants(fmt.Sprintf("%+v", c), out, want)
+		b.refused(fmt.Sprintf("%+v", c), out, c.k, jobs, b.upload(x, dim))
 	}
+}
+
+// refused damages rows of fresh experts: the first of them is refused, if it has work.
+func (b *bench) refused(name string, out backends.Vec, k int, jobs []backends.Job, x backends.Vec) {
+	damaged := slices.Clone(jobs)
+	want := -1
+	for i := len(jobs) - 1; i >= 0; i-- {
+		j := &damaged[i]
+		if j.Fresh = i < 4; !j.Fresh || b.rng.IntN(2) == 0 {
+			continue
+		}
+		m := []*backends.Matrix{&j.Expert.Gate, &j.Expert.Up, &j.Expert.Down}[b.rng.IntN(3)]
+		m.Data = bytes.Clone(m.Data)
+		row, n := b.rng.IntN(m.Rows), m.Type.RowBytes(m.Cols)
+		for p := range n { // a NaN, or a scale that is too large, in every type
+			m.Data[row*n+p] = 0xff
+		}
+		if len(j.Rows) > 0 {
+			want = i
+		}
+	}
+	if bad := b.be.ExpertGroup(out, k, damaged, x); bad != want {
+		b.Errorf("%s: job %d is refused, want %d", name, bad, want)
+	}
+	b.be.Read(make([]float32, out.Len()*out.Dim()), out) // to forget what came of it
 }
 
 func testCombine(b *bench) {

@@ -19,6 +19,7 @@ type expertStep struct {
 	stretches   int // of all jobs
 	gate, up    []float32
 	hidden      inputs
+	refused     refusal
 }
 
 // An expertJob is the part of one job that has rows, and what is left to do of it.
@@ -94,20 +95,24 @@ func (s *expertStep) reset(rows, ff int) {
 	s.last.reset()
 	s.jobs, s.stretches = s.jobs[:0], 0
 	s.hidden.reset(rows, ff)
+	s.refused.reset()
 	s.gate, s.up = grown(s.gate, rows*ff), grown(s.up, rows*ff)
 }
 
-// add appends a job, whose rows of gate, up and hidden start at row base.
-func (s *expertStep) add(k *kernels, j *backends.Job, in *inputs, perRow int32, base int, out *vec) {
+// add appends job i, whose rows of gate, up and hidden start at row base.
+func (s *expertStep) add(k *kernels, i int, j *backends.Job, in *inputs, perRow int32, base int, out *vec) {
 	e, n, ff := &j.Expert, len(j.Rows), j.Expert.Gate.Rows
 	f := formOf(e.Down.Type.ActBlock())
 	s.hidden.make(f, len(s.gate))
 	before := s.first.items
-	p := product{m: e.Gate, bias: e.GateBias, in: in, n: n, inRow: j.Rows, inDiv: perRow, y: s.gate[base*ff:], stride: ff}
+	p := product{m: e.Gate, bias: e.GateBias, in: in, n: n, inRow: j.Rows, inDiv: perRow, y: s.gate[base*ff:], stride: ff, job: i}
+	if j.Fresh {
+		p.refuse = &s.refused
+	}
 	s.first.add(k, p)
 	p.m, p.bias, p.y = e.Up, e.UpBias, s.up[base*ff:]
 	s.first.add(k, p)
-	s.last.add(k, product{m: e.Down, bias: e.DownBias, in: &s.hidden, n: n, inBase: base, y: out.data, yRow: j.Rows, stride: out.dim})
+	s.last.add(k, product{m: e.Down, bias: e.DownBias, in: &s.hidden, n: n, inBase: base, y: out.data, yRow: j.Rows, stride: out.dim, job: i, refuse: p.refuse})
 
 	if len(s.jobs) == cap(s.jobs) {
 		s.jobs = append(s.jobs, expertJob{})
@@ -123,13 +128,14 @@ func (s *expertStep) add(k *kernels, j *backends.Job, in *inputs, perRow int32, 
 }
 
 // ExpertGroup computes out row r = down(activation(gate(x), up(x))), x being row r/k
-// of x, for each job and each r in its rows; other rows of out stay. All
+// of x, for each job and each r in its rows; other rows of out stay. It returns
+// the first fresh job whose weights are refused, or -1. All
 // experts of a call have one shape; their types may differ. out has its length
 // already, and is not x.
 //
 // The rows of a job are one batch: each of its weight blocks is unpacked once
 // for every tile of them.
-func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x backends.Vec) {
+func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x backends.Vec) (bad int) {
 	to, from := out.(*vec), x.(*vec)
 	if k < 1 || to == from {
 		panic(fmt.Sprintf("backends/cpu: ExpertGroup: k is %d, out and x must be two vectors", k))
@@ -158,7 +164,7 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 		rows += len(jobs[i].Rows)
 	}
 	if rows == 0 {
-		return
+		return -1
 	}
 	b.in.reset(from.n, from.dim)
 	s := &b.experts
@@ -171,12 +177,13 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 		}
 		b.prepare(&b.in, formOf(j.Expert.Gate.Type.ActBlock()), from.rows())
 		b.prepare(&b.in, formOf(j.Expert.Up.Type.ActBlock()), from.rows())
-		s.add(&b.pool.kernels, j, &b.in, int32(k), base, to)
+		s.add(&b.pool.kernels, i, j, &b.in, int32(k), base, to)
 		base += len(j.Rows)
 	}
 	b.do("ExpertGroup", s, s.first.items+s.stretches+s.last.items, 1)
 	s.first.drop()
 	s.last.drop()
+	return s.refused.first()
 }
 
 // fits says whether a bias is none, or one of n.

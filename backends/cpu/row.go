@@ -3,6 +3,7 @@ package cpu
 import (
 	"encoding/binary"
 	"math"
+	"sync/atomic"
 
 	"sluice/backends"
 	"sluice/internal/arith"
@@ -25,7 +26,9 @@ type product struct {
 	inBase int
 	y      []float32 // position j goes to row yRow[j] of y; nil: row j
 	yRow   []int32
-	stride int // floats from one row of y to the next
+	stride int      // floats from one row of y to the next
+	refuse *refusal // of weights that are to be looked at; nil: they have been
+	job    int      // whose they are
 
 	// Derived by prepare.
 	form    form
@@ -132,7 +135,38 @@ func (s *products) one(w *worker, i, item int) {
 	p := &s.list[i]
 	item -= p.first
 	r, t := item%p.spans*p.perItem, item/p.spans*p.tile
-	p.rows(&w.scratch, t, min(p.tile, p.n-t), r, min(r+p.perItem, p.m.Rows))
+	hi := min(r+p.perItem, p.m.Rows)
+	if p.refuse != nil && t == 0 {
+		if quant.Check(p.m.Type, p.m.Data[r*p.rowLen:hi*p.rowLen]) != nil {
+			p.refuse.note(p.job)
+		}
+	}
+	p.rows(&w.scratch, t, min(p.tile, p.n-t), r, hi)
+}
+
+// A refusal is the first of several jobs whose weights the arithmetic does not take.
+type refusal struct{ job atomic.Int64 }
+
+// none is what reset leaves.
+const none = math.MaxInt64
+
+func (r *refusal) reset() { r.job.Store(none) }
+
+func (r *refusal) note(job int) {
+	for {
+		was := r.job.Load()
+		if int64(job) >= was || r.job.CompareAndSwap(was, int64(job)) {
+			return
+		}
+	}
+}
+
+// first is that job, or -1.
+func (r *refusal) first() int {
+	if j := r.job.Load(); j < none {
+		return int(j)
+	}
+	return -1
 }
 
 // A scratch is the memory of one worker.

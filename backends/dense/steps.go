@@ -182,29 +182,33 @@ func (b *Backend) RoPE(x backends.Vec, headDim int, r *backends.Rope, pos int) {
 // ExpertGroup is backends.Backend's. Experts that stay where they are are the
 // device's, if it has room for them; of the others x goes to the host, whose memory has
 // them, and the outputs of their rows come back.
-func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x backends.Vec) {
+func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x backends.Vec) (bad int) {
 	to, from := out.(*vec), x.(*vec)
 	rows := 0
 	for i := range jobs {
 		rows += len(jobs[i].Rows)
 	}
 	if rows == 0 || b.failed != nil {
-		return
+		return -1
 	}
 	if k == 1 && len(jobs) == 1 && b.resident(&jobs[0].Expert) && inOrder(jobs[0].Rows) {
 		b.expert(to, &jobs[0], from)
-		return
+		return -1
 	}
 	b.toHost(from)
 	t := b.onHost(to)
 	if t == nil || from.twin == nil {
-		return
+		return -1
 	}
-	b.host.ExpertGroup(t, k, jobs, from.twin)
+	bad = b.host.ExpertGroup(t, k, jobs, from.twin)
 	b.temp = grow(b.temp, to.n*to.dim)
-	if err := b.host.Read(b.temp, t); err != nil {
+	err := b.host.Read(b.temp, t)
+	if bad >= 0 {
+		return bad // and the host has told what came of such weights
+	}
+	if err != nil {
 		b.note(err)
-		return
+		return -1
 	}
 	// Rows that come back lie one behind the other, in the place of those that do not.
 	b.rows = b.rows[:0]
@@ -216,6 +220,7 @@ func (b *Backend) ExpertGroup(out backends.Vec, k int, jobs []backends.Job, x ba
 		copy(b.temp[i*to.dim:(i+1)*to.dim], b.temp[int(r)*to.dim:])
 	}
 	b.putRows(to, b.rows, b.temp[:len(b.rows)*to.dim])
+	return -1
 }
 
 // inOrder says that rows follow each other.
