@@ -410,8 +410,10 @@ func (c *Cache) await(ctx context.Context) (*slot, error) {
 		if i%looks != 0 {
 			continue
 		}
-		if err := ctx.Err(); err != nil {
-			return nil, err
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		default:
 		}
 		if now := time.Now(); i == 0 {
 			from = now
