@@ -191,8 +191,8 @@ func TestLimits(t *testing.T) {
 		}
 		if i == 20 { // the next pass fails, and is done again
 			m.fail = 1
-			for d.at < len(d.batch) { // the batch answers without a pass
-				d.batch = d.batch[:d.at]
+			if d.at < len(d.batch) && d.batch[d.at] == id { // the batch would answer without a pass
+				id = (id + 1) % vocab
 			}
 			if _, err := d.Extend(bg, []int32{id}); !errors.Is(err, errDice) {
 				t.Fatalf("a pass that fails: %v", err)
@@ -317,5 +317,19 @@ func TestNoAllocations(t *testing.T) {
 		logits, err = d.Extend(context.Background(), step)
 	}); n != 0 {
 		t.Errorf("%v allocations a token", n)
+	}
+}
+
+// Forced drafts of which hardly any is right are few, though no pass without
+// drafts tells what they cost; and of which most are right, several.
+func TestForcedDepth(t *testing.T) {
+	for _, c := range []struct{ accept, least, most float64 }{{0.02, 1, 1.3}, {0.95, 2, 8}} {
+		w := newWorld(1, 600)
+		w.accept = func(int) float64 { return c.accept }
+		d := w.decoder(t, 0, true)
+		w.generate(t, d, 500)
+		if r := d.Report(); float64(r.Proposed) < c.least*float64(r.Forwards-1) || float64(r.Proposed) > c.most*float64(r.Forwards) {
+			t.Errorf("%.0f %% right: %d proposed in %d forwards, want %.3g to %.3g in each", 100*c.accept, r.Proposed, r.Forwards, c.least, c.most)
+		}
 	}
 }

@@ -54,6 +54,7 @@ const (
 	stop  = 1.00 // and below which it stops
 
 	enough     = 24   // proposals for the threshold above; more of them lower its margin like an error does
+	unknown    = 0.5  // share of a pass that goes by its experts, as long as none has told
 	few        = 6    // proposals for a start on the lower bound of their acceptance
 	shadowPart = 0.01 // of the time may go into shadows, beside that of one pass
 	passes     = 128  // passes that a measure of time looks back over
@@ -294,6 +295,9 @@ func (g *gate) union(k int) float64 {
 func (g *gate) price(k int) float64 {
 	model := func(k int) float64 {
 		f, _ := g.shares()
+		if g.total.n == 0 { // drafts are forced, and no pass without them has told
+			f = unknown
+		}
 		return g.union(k)*f + 1 - f
 	}
 	c := model(k)
