@@ -40,17 +40,7 @@ func fill(t *testing.T, c *Cache) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for {
-			i, _, ok, err := s.Next(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !ok {
-				break
-			}
-			s.Done(i)
-		}
-		s.End()
+		compute(t, s)
 	}
 }
 

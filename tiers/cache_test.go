@@ -760,17 +760,7 @@ func allocs(t *testing.T, policy string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for {
-				i, _, ok, err := s.Next(ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !ok {
-					break
-				}
-				s.Done(i)
-			}
-			s.End()
+			compute(t, s)
 		}
 	}
 	n := int32(0)
@@ -808,17 +798,7 @@ func allocs(t *testing.T, policy string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for {
-			i, _, ok, err := s.Next(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !ok {
-				break
-			}
-			s.Done(i)
-		}
-		s.End()
+		compute(t, s)
 	}
 	wave()
 	if most > 0 {
@@ -884,17 +864,7 @@ func BenchmarkStep(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				for {
-					i, _, ok, err := s.Next(ctx)
-					if err != nil {
-						b.Fatal(err)
-					}
-					if !ok {
-						break
-					}
-					s.Done(i)
-				}
-				s.End()
+				compute(b, s)
 			}
 		})
 	}

@@ -23,17 +23,7 @@ func TestRejected(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for {
-			i, _, ok, err := s.Next(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !ok {
-				break
-			}
-			s.Done(i)
-		}
-		s.End()
+		compute(t, s)
 	}
 	here := func(e int32) bool { _, ok := c.layers[0].class.kept.peek(Key{Expert: e}); return ok }
 

@@ -1,6 +1,7 @@
 package tiers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"sluice/internal/offheap"
 	"sluice/storage"
 )
 
@@ -64,9 +66,8 @@ func (f *fake) Register(arenas [][]byte) {
 
 // registered says whether a slot lies in memory that was registered.
 func (f *fake) registered(slot []byte) bool {
-	from := uintptr(unsafe.Pointer(unsafe.SliceData(slot)))
 	for _, a := range f.arenas {
-		if start := uintptr(unsafe.Pointer(unsafe.SliceData(a))); from >= start && from+uintptr(len(slot)) <= start+uintptr(len(a)) {
+		if offheap.Holds(a, slot) {
 			return true
 		}
 	}
@@ -318,4 +319,19 @@ func (f *fake) settle(c *Cache) {
 		}
 		runtime.Gosched()
 	}
+}
+
+// compute takes all of a step as computed, in the order in which Next returns it, and ends it.
+func compute(t testing.TB, s *Step) {
+	for {
+		i, _, ok, err := s.Next(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			break
+		}
+		s.Done(i)
+	}
+	s.End()
 }

@@ -191,17 +191,7 @@ func TestPrefetchMovesNoHit(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.Guess((n+1)%4, guess)
-			for {
-				i, _, ok, err := s.Next(context.Background())
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !ok {
-					break
-				}
-				s.Done(i)
-			}
-			s.End()
+			compute(t, s)
 		}
 		c.Land()
 		st := c.Stats()
@@ -245,17 +235,7 @@ func TestPrefetchAllocs(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.Guess((l+1)%layers, keys) // right for the layers of this token
-			for {
-				i, _, ok, err := s.Next(ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !ok {
-					break
-				}
-				s.Done(i)
-			}
-			s.End()
+			compute(t, s)
 		}
 		first += topK
 	}

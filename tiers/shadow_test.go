@@ -88,17 +88,7 @@ func runUses(t *testing.T, c *Cache, all []use) Stats {
 		if s.Guesses() {
 			s.Guess((u.layer+1)%len(c.layers), u.guess)
 		}
-		for {
-			i, _, ok, err := s.Next(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !ok {
-				break
-			}
-			s.Done(i)
-		}
-		s.End()
+		compute(t, s)
 		if u.rejected != nil {
 			c.Rejected(u.layer, u.rejected)
 		}

@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"sluice/backends"
+	"sluice/internal/offheap"
 	"sluice/internal/quant"
 )
 
@@ -174,7 +175,7 @@ func (e *Experts) clock(start time.Time) { e.nanos += time.Since(start).Nanoseco
 
 func (e *Experts) write(at uint64, l backends.HeldLayer, parts [3][]byte) error {
 	for i, n := range e.sizes(l) {
-		lent := slices.IndexFunc(e.lent, func(m []byte) bool { return holds(m, parts[i]) })
+		lent := slices.IndexFunc(e.lent, func(m []byte) bool { return offheap.Holds(m, parts[i]) })
 		if err := e.d.Write(at, l.Types[i], parts[i], lent); err != nil {
 			return err
 		}
@@ -255,12 +256,6 @@ func (e *Experts) Lend(mem [][]byte) error {
 		e.lent = append(e.lent, m)
 	}
 	return err
-}
-
-// holds says that data lie in memory.
-func holds(mem, data []byte) bool {
-	begin, at := uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(unsafe.Pointer(unsafe.SliceData(data)))
-	return at >= begin && at+uintptr(len(data)) <= begin+uintptr(len(mem))
 }
 
 // Settle waits until all that was uploaded is in the device's memory.

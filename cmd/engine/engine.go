@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"runtime/debug"
 	"time"
-	"unsafe"
 
 	"sluice/backends"
 	"sluice/backends/cpu"
@@ -399,19 +398,13 @@ func (e *Engine) openBackend() error {
 	if !e.onDevice {
 		return nil
 	}
-	b, err := e.devices.dense(host, dense.Options{Room: e.denseRoom, Resident: func(m *backends.Matrix) bool { return inside(m.Data, e.arena) }})
+	b, err := e.devices.dense(host, dense.Options{Room: e.denseRoom, Resident: func(m *backends.Matrix) bool { return offheap.Holds(e.arena, m.Data) }})
 	if err != nil {
 		e.backend = nil // it is closed
 		return err
 	}
 	e.backend = b
 	return nil
-}
-
-// inside says whether a part of memory lies in another.
-func inside(part, all []byte) bool {
-	at, from := uintptr(unsafe.Pointer(unsafe.SliceData(part))), uintptr(unsafe.Pointer(unsafe.SliceData(all)))
-	return at >= from && at+uintptr(len(part)) <= from+uintptr(len(all))
 }
 
 // Said is what loading gave occasion to say.

@@ -67,6 +67,12 @@ func Free(b []byte) error {
 	return nil
 }
 
+// Holds says whether b lies in mem, whatever memory that is.
+func Holds(mem, b []byte) bool {
+	from, at := uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	return at >= from && at+uintptr(len(b)) <= from+uintptr(len(mem))
+}
+
 // Populate makes all pages that b lies on resident, so that no page fault stands
 // in a hot path. The bytes stay as they are. b is memory that may be written to.
 func Populate(b []byte) {

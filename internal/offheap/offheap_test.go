@@ -247,3 +247,16 @@ AnonHugePages:      4096 kB
 		t.Errorf("%d bytes on huge pages, which are off", n)
 	}
 }
+
+func TestHolds(t *testing.T) {
+	all := make([]byte, 100)
+	mem := all[20:60]
+	for _, c := range []struct {
+		b    []byte
+		want bool
+	}{{mem, true}, {all[20:21], true}, {all[59:60], true}, {all[60:60], true}, {all[19:21], false}, {all[59:61], false}, {all[60:61], false}, {all, false}} {
+		if got := Holds(mem, c.b); got != c.want {
+			t.Errorf("%d bytes of %d: %v", len(c.b), cap(all)-cap(c.b), got)
+		}
+	}
+}
