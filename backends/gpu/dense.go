@@ -3,7 +3,6 @@ package gpu
 import (
 	"errors"
 	"fmt"
-	"unsafe"
 
 	"sluice/backends"
 	"sluice/backends/dense"
@@ -71,49 +70,25 @@ func (s *denseDriver) Share(size int64) (uint64, []byte, error) {
 // Upload copies by the stream of kernels: what was launched before may read what is
 // there, and what is launched later reads what comes.
 func (s *denseDriver) Upload(at uint64, t quant.Type, data []byte) error {
-	d, f := s.d, &s.d.dr.f
+	d := s.d
 	if d.lost != nil {
 		return d.lost
 	}
 	defer d.enter()()
 	_, block := t.Block()
-	planes := planesOf(t)
 	blocks := int64(len(data) / block)
 	for done := int64(0); done < blocks; {
 		n := min(blocks-done, denseStage/int64(block))
-		size := n * int64(block)
-		copy(s.stage.host, data[done*int64(block):][:size])
-		to := at + uint64(done*int64(block))
-		if planes != nil {
-			to = s.blocks.at
-		}
-		if err := d.check("copy to the device", f.copyIn.call(uintptr(to), uintptr(unsafe.Pointer(&s.stage.host[0])), uintptr(size), d.kernels)); err != nil {
+		copy(s.stage.host, data[done*int64(block):][:n*int64(block)])
+		if err := d.bring(d.kernels, at, t, span{done, n, blocks}, &s.stage.host[0], s.blocks.at); err != nil {
 			return err
 		}
-		var plane int64
-		for _, p := range planes {
-			plane = even(plane)
-			if err := s.planes(at+uint64(plane+done*int64(p.size)), n, block, p); err != nil {
-				return err
-			}
-			plane += blocks * int64(p.size)
-		}
-		if err := d.check("stream synchronize", f.waitStream.call(d.kernels)); err != nil {
+		if err := d.check("stream synchronize", d.dr.f.waitStream.call(d.kernels)); err != nil {
 			return err
 		}
 		done += n
 	}
 	return nil
-}
-
-// planes starts the kernel that gathers a field of n blocks.
-func (s *denseDriver) planes(to uint64, n int64, block int, f field) error {
-	k, err := s.d.kernel("", "planes")
-	if err != nil {
-		return err
-	}
-	p := planesParams{from: s.blocks.at, to: to, bytes: uint64(n) * uint64(f.size), block: uint32(block), offset: uint32(f.offset), size: uint32(f.size)}
-	return launch(s.d, s.d.kernels, k, [3]int{int(min(1024, (p.bytes+255)/256)), 1, 1}, 256, p)
 }
 
 func (s *denseDriver) Launch(kernel string, groups [3]int, params []byte) error {

@@ -147,7 +147,6 @@ func (e *experts) Write(to uint64, t quant.Type, data []byte, lent int) error {
 	}
 	defer e.d.enter()()
 	_, block := t.Block()
-	planes := planesOf(t)
 	blocks := int64(len(data) / block)
 	e.wait = e.wait || lent >= 0
 	for done := int64(0); done < blocks; {
@@ -169,34 +168,12 @@ func (e *experts) Write(to uint64, t quant.Type, data []byte, lent int) error {
 			source = &st.host.host[from]
 		}
 		st.filled = min(stagingSize, (from+size+255)&^255)
-		target := to + uint64(done*int64(block))
-		if planes != nil {
-			target = st.blocks.at + uint64(from)
-		}
-		if err := e.d.check("copy to the device", e.d.dr.f.copyIn.call(uintptr(target), uintptr(unsafe.Pointer(source)), uintptr(size), e.d.copies)); err != nil {
+		if err := e.d.bring(e.d.copies, to, t, span{done, n, blocks}, source, st.blocks.at+uint64(from)); err != nil {
 			return err
-		}
-		var at int64
-		for _, f := range planes {
-			at = even(at)
-			if err := e.plane(to+uint64(at+done*int64(f.size)), target, n, block, f); err != nil {
-				return err
-			}
-			at += blocks * int64(f.size)
 		}
 		done += n
 	}
 	return nil
-}
-
-// plane starts the kernel that gathers a field of n blocks.
-func (e *experts) plane(to, from uint64, n int64, block int, f field) error {
-	k, err := e.d.kernel("", "planes")
-	if err != nil {
-		return err
-	}
-	p := planesParams{from: from, to: to, bytes: uint64(n) * uint64(f.size), block: uint32(block), offset: uint32(f.offset), size: uint32(f.size)}
-	return launch(e.d, e.d.copies, k, [3]int{int(min(1024, (p.bytes+255)/256)), 1, 1}, 256, p)
 }
 
 // room gives the stage whose turn it is, when its last copy is done.

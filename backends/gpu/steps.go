@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"sluice/backends"
 	"sluice/backends/held"
@@ -188,3 +189,35 @@ func formAt(at uint64, floats int) form { return held.FormAt(at, floats) }
 
 // gateOf is the number of an activation in the kernel.
 func gateOf(a backends.Activation) uint32 { return 1 + uint32(a) }
+
+// A span is blocks first, first+1, ... of a matrix that has of them in all.
+type span struct{ first, n, of int64 }
+
+// bring copies a span of a matrix of type t, which begins at `to`, by a stream. Where
+// the type lies in planes the blocks come to the device's memory at `by` first, and
+// are gathered from there.
+func (d *Device) bring(stream uintptr, to uint64, t quant.Type, s span, source *byte, by uint64) error {
+	_, block := t.Block()
+	planes := planesOf(t)
+	target := to + uint64(s.first*int64(block))
+	if planes != nil {
+		target = by
+	}
+	if err := d.check("copy to the device", d.dr.f.copyIn.call(uintptr(target), uintptr(unsafe.Pointer(source)), uintptr(s.n*int64(block)), stream)); err != nil {
+		return err
+	}
+	var at int64
+	for _, f := range planes {
+		at = even(at)
+		k, err := d.kernel("", "planes")
+		if err != nil {
+			return err
+		}
+		p := planesParams{from: target, to: to + uint64(at+s.first*int64(f.size)), bytes: uint64(s.n) * uint64(f.size), block: uint32(block), offset: uint32(f.offset), size: uint32(f.size)}
+		if err := launch(d, stream, k, [3]int{int(min(1024, (p.bytes+255)/256)), 1, 1}, 256, p); err != nil {
+			return err
+		}
+		at += s.of * int64(f.size)
+	}
+	return nil
+}
