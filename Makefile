@@ -95,7 +95,7 @@ clean:
 
 # The kernels of package shaders: text to SPIR-V. Not optimized: the optimizer
 # drops NoContraction from what it copies, and the driver has its own.
-SHADERS := quantize rows floats copy
+SHADERS := quantize rows floats copy $(patsubst shaders/%.comp,%,$(wildcard shaders/dense_*.comp))
 SPIRV   ?= shaders
 
 shaders:

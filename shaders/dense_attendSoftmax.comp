@@ -1,0 +1,96 @@
+#version 460
+// Scores become probabilities: backends/cpu softmax, sumAt.
+//
+//	largest = the largest score, or the sink; e = exp(score - largest)
+//	sum = +0; for each chunk ascending: sum = sum + (its e in 16 lanes by key, and the tree)
+//	a sink: sum = sum + exp(sink - largest); score = e*rcp(sum)
+//
+// A workgroup has one query: head x, position y. Sixteen invocations have a chunk.
+#extension GL_GOOGLE_include_directive : require
+#include "dense.glsl"
+#include "attend.glsl"
+
+const uint THREADS = 256;
+layout(local_size_x = 256) in;
+#include "tree.glsl"
+
+layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Passed { float v[]; };
+
+shared float tops[THREADS];
+shared float sums[16];
+
+void main() {
+	Attention p = Attention(params);
+	uint t = gl_LocalInvocationIndex, head = gl_WorkGroupID.x, i = gl_WorkGroupID.y;
+	Seen seen = seenBy(p, i);
+	uint64_t scores = p.score + 4 * ((uint64_t(i) * p.heads + head) * p.stride);
+	Floats score = Floats(scores);
+	Passed e_ = Passed(scores); // from who makes an e to who divides it
+	float largest = uintBitsToFloat(0xff800000u); // -infinity
+	for (uint j = seen.start + t; j < seen.end; j += 256) {
+		float s = score.v[j];
+		largest = s > largest ? s : largest;
+	}
+	tops[t] = largest;
+	barrier();
+	[[unroll]] for (uint h = 128; h > 0; h /= 2) {
+		if (t < h) {
+			float other = tops[t + h];
+			largest = other > largest ? other : largest;
+			tops[t] = largest;
+		}
+		barrier();
+	}
+	largest = tops[0];
+	float sink = 0.0;
+	if (p.sinks != 0) {
+		sink = Floats(p.sinks).v[head];
+		largest = sink > largest ? sink : largest;
+	}
+	precise float sum = 0.0;
+	uint lane = t % 16;
+	for (uint c = p.first; c < p.first + p.chunks; c += 16) {
+		uint mine = c + t / 16;
+		precise float e = 0.0;
+		uint end = firstFrom(seen, (mine + 1) * CHUNK);
+		if (p.keys != 0) {
+			for (uint j = firstFrom(seen, mine * CHUNK); j < end; j++) {
+				if (keyOf(seen, j) % 16 == lane) {
+					precise float d = score.v[j] - largest;
+					precise float x = expo(d);
+					e_.v[j] = x;
+					e = e + x;
+				}
+			}
+		} else {
+			for (uint j = mine * CHUNK + lane; j < end; j += 16) {
+				if (j >= seen.start) {
+					precise float d = score.v[j] - largest;
+					precise float x = expo(d);
+					e_.v[j] = x;
+					e = e + x;
+				}
+			}
+		}
+		e = tree16(e);
+		if (lane == 0) {
+			sums[t / 16] = e;
+		}
+		barrier();
+		for (uint n = 0; n < 16; n++) { // of chunks that nobody sees +0
+			sum = sum + sums[n];
+		}
+		barrier();
+	}
+	if (p.sinks != 0) {
+		precise float d = sink - largest;
+		sum = sum + expo(d);
+	}
+	memoryBarrierBuffer();
+	barrier();
+	precise float r = rcp(sum);
+	for (uint j = seen.start + t; j < seen.end; j += 256) {
+		precise float y = e_.v[j] * r;
+		e_.v[j] = y;
+	}
+}

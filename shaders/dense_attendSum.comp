@@ -1,0 +1,21 @@
+#version 460
+// The parts of the chunks are added: y = +0; y = y + part for the chunks ascending.
+#extension GL_GOOGLE_include_directive : require
+#include "dense.glsl"
+#include "attend.glsl"
+
+layout(local_size_x = 256) in;
+
+void main() {
+	Attention p = Attention(params);
+	uint i = gl_WorkGroupID.x * 256 + gl_LocalInvocationIndex, dim = p.dim, chunks = p.chunks;
+	if (i >= p.n * p.heads * dim) {
+		return;
+	}
+	uint64_t part = p.part + 4 * (uint64_t(i / dim) * chunks * dim + i % dim);
+	precise float y = 0.0;
+	for (uint c = 0; c < chunks; c++) {
+		y = y + Floats(part + 4 * uint64_t(c) * dim).v[0];
+	}
+	Floats(p.y).v[i] = y;
+}

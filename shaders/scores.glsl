@@ -1,0 +1,82 @@
+// Products of queries with keys, of workgroups of 256: two invocations have a key,
+// eight of its sixteen lanes each.
+const uint DIMS = 256; // floats of queries that are in shared memory at once
+
+shared float tile[QUERIES][DIMS];
+shared float half_[8][256]; // lanes that an invocation gives to its neighbour
+
+// dots adds the products of a key's row with query i of at most QUERIES, `apart` floats
+// from one to the next. The whole workgroup calls it; those that are not live have no
+// key. most is told of the queries.
+void dots(inout float sum[QUERIES][8], inout uint most, uint64_t q, uint queries, uint apart, Plane k, uint64_t row, bool live) {
+	uint t = gl_LocalInvocationIndex;
+	for (uint d = 0; d < k.width; d += DIMS) {
+		uint n = min(DIMS, k.width - d);
+		uint64_t at = row * k.width + d;
+		barrier(); // nobody needs what was there
+		for (uint i = t; i < QUERIES * DIMS; i += 256) {
+			float x = 0.0;
+			if (i / DIMS < queries && i % DIMS < n) {
+				x = Floats(q + 4 * (uint64_t(i / DIMS) * apart + d + i % DIMS)).v[0];
+				look(most, x);
+			}
+			tile[i / DIMS][i % DIMS] = clean(x);
+		}
+		barrier();
+		if (!live) {
+			continue;
+		}
+		for (uint c = 8 * (t % 2); c < n; c += 16) {
+			float f[8];
+			if (k.width % 16 != 0) { // one by one; what is behind the row counts as +0
+				[[unroll]] for (uint j = 0; j < 8; j++) {
+					f[j] = 0.0;
+					if (c + j < n) {
+						f[j] = one(k, at + c + j);
+					}
+				}
+			} else {
+				eight(f, k, at + c);
+			}
+			[[unroll]] for (uint i = 0; i < QUERIES; i++) {
+				[[unroll]] for (uint j = 0; j < 8; j++) {
+					precise float product = f[j] * tile[i][c + j];
+					precise float s = sum[i][j] + product;
+					sum[i][j] = s;
+				}
+			}
+		}
+	}
+}
+
+// ofPairs gives the trees of the sixteen lanes that two invocations have of each query:
+// the even one gets those of queries 0 and 1, the odd one those of 2 and 3. The whole
+// workgroup calls it.
+void ofPairs(out float tree[QUERIES / 2], float lane[QUERIES][8], uint queries) {
+	uint t = gl_LocalInvocationIndex;
+	bool odd = t % 2 != 0;
+	[[unroll]] for (uint i = 0; i < QUERIES / 2; i++) {
+		tree[i] = 0.0;
+		if (i < queries) { // the workgroup agrees
+			barrier();
+			[[unroll]] for (uint j = 0; j < 8; j++) {
+				half_[j][t] = odd ? lane[i][j] : lane[i + QUERIES / 2][j];
+			}
+			barrier();
+			precise float l[8];
+			[[unroll]] for (uint j = 0; j < 8; j++) {
+				l[j] = (odd ? lane[i + QUERIES / 2][j] : lane[i][j]) + half_[j][t ^ 1];
+			}
+			precise float sum = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
+			tree[i] = sum;
+		}
+	}
+}
+
+void noLanes(out float sum[QUERIES][8]) {
+	[[unroll]] for (uint i = 0; i < QUERIES; i++) {
+		[[unroll]] for (uint j = 0; j < 8; j++) {
+			sum[i][j] = 0.0;
+		}
+	}
+}
