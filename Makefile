@@ -95,15 +95,15 @@ clean:
 
 # The kernels of package shaders: text to SPIR-V. Not optimized: the optimizer
 # drops NoContraction from what it copies, and the driver has its own.
-SHADERS := quantize rows floats copy $(patsubst shaders/%.comp,%,$(wildcard shaders/dense_*.comp))
+SHADERS := $(patsubst shaders/%.comp,%,$(wildcard shaders/*.comp))
 SPIRV   ?= shaders
+GLSLC   := glslc --target-env=vulkan1.2
 
 shaders:
-	@for s in $(SHADERS); do \
-		glslc --target-env=vulkan1.2 shaders/$$s.comp -o $(SPIRV)/$$s.spv || exit 1; \
-	done
-	@for s in quantize rows floats; do glslc --target-env=vulkan1.2 -DCOUNT shaders/$$s.comp -o $(SPIRV)/$${s}_count.spv || exit 1; done
-	@glslc --target-env=vulkan1.2 -DDOT shaders/rows.comp -o $(SPIRV)/rows_dot.spv
+	@for s in $(SHADERS); do $(GLSLC) shaders/$$s.comp -o $(SPIRV)/$$s.spv || exit 1; done
+	@for s in quantize rows floats; do $(GLSLC) -DCOUNT shaders/$$s.comp -o $(SPIRV)/$${s}_count.spv || exit 1; done
+	@$(GLSLC) -DDOT shaders/rows.comp -o $(SPIRV)/rows_dot.spv
+	@gzip -nf9 $(SPIRV)/*.spv
 
 # The kernels of CUDA and HIP: PTX of each type of weights, for drivers without a
 # compiler beside them. Clang needs no CUDA for it.

@@ -24,3 +24,9 @@ void saw(Failure f, uint most) {
 void look(inout uint most, float x) {
 	most = max(most, floatBitsToUint(x) & ~SIGN);
 }
+
+// workgroup is the number of a workgroup of those whose x and y count as one number:
+// of x alone a device may allow no more than 65535.
+uint workgroup() {
+	return gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+}

@@ -1,12 +1,6 @@
 package shaders
 
-import (
-	"bytes"
-	"compress/gzip"
-	"embed"
-	"fmt"
-	"io"
-)
+import "embed"
 
 //go:embed gpu.cu
 var products string
@@ -27,17 +21,5 @@ func PTX(name string) ([]byte, error) {
 	if name == "" {
 		name = "all"
 	}
-	b, err := ptx.ReadFile("ptx/" + name + ".ptx.gz")
-	if err != nil {
-		return nil, fmt.Errorf("shaders: there is no PTX of %s", name)
-	}
-	z, err := gzip.NewReader(bytes.NewReader(b))
-	if err != nil {
-		return nil, fmt.Errorf("shaders: PTX of %s: %w", name, err)
-	}
-	text, err := io.ReadAll(z)
-	if err != nil {
-		return nil, fmt.Errorf("shaders: PTX of %s: %w", name, err)
-	}
-	return text, nil
+	return unpack(ptx, "ptx/"+name+".ptx.gz", "PTX of "+name)
 }

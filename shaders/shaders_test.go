@@ -1,7 +1,7 @@
 package shaders
 
 import (
-	"path"
+	"strings"
 	"testing"
 )
 
@@ -15,7 +15,7 @@ func TestBinaries(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		name := e.Name()[:len(e.Name())-len(path.Ext(e.Name()))]
+		name := strings.TrimSuffix(e.Name(), ".spv.gz")
 		words, err := Binary(name)
 		if err != nil {
 			t.Fatal(err)
