@@ -24,10 +24,13 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Pa
 };
 struct Job {
 	uint64_t w, y, bias;
-	uint first, n, stride, pad;
+	uint first, n, stride, step;
 };
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Jobs { Job v[]; };
 layout(push_constant) uniform Push { uint64_t params; };
+
+uint inputRow(Params p, Job job, uint i) { return p.index == 0 ? job.first + i * job.step : Words(p.index).v[job.first + 2 * i]; }
+uint outputRow(Params p, Job job, uint i) { return p.index == 0 ? i : Words(p.index).v[job.first + 2 * i + 1]; }
 
 shared float lanes[ROWS][16];
 
@@ -56,7 +59,7 @@ void main() {
 		sum[j] = 0.0;
 		x[j] = p.x;
 		if (j < n) {
-			x[j] += uint64_t(Words(p.index).v[job.first + 2 * (first + j)]) * p.cols * 4;
+			x[j] += uint64_t(inputRow(p, job, first + j)) * p.cols * 4;
 		}
 	}
 	if (live) {
@@ -90,7 +93,7 @@ void main() {
 			if (job.bias != 0) {
 				y = y + Floats(job.bias).v[r];
 			}
-			uint to = Words(p.index).v[job.first + 2 * (first + j) + 1];
+			uint to = outputRow(p, job, first + j);
 			put(job.y + (uint64_t(to) * job.stride + r) * 4, floatBitsToUint(y));
 		}
 		barrier();

@@ -26,8 +26,8 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Pa
 	uint64_t code;  // int8 [n] in words; clean: floats [n]
 	uint64_t scale; // floats [n/BLOCK]
 	uint64_t sum;   // int32 [n/16]
-	uint64_t top;   // one word: bits of the largest |x| where it is above 2^50 or NaN
-	uint n;
+	uint64_t top;   // one word: becomes step, if it is 0, where an |x| is above 2^50 or NaN
+	uint n, step;
 } ;
 layout(push_constant) uniform Push { uint64_t params; };
 
@@ -65,7 +65,7 @@ void main() {
 		}
 	}
 	if (most > LARGEST) {
-		atomicMax(Words(p.top).v[0], most);
+		atomicCompSwap(Words(p.top).v[0], 0, p.step);
 	}
 	if (BLOCK == 0) {
 		for (uint i = 0; i < here; i++) {

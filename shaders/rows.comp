@@ -38,7 +38,7 @@ const uint LOADS = (ROWS * STRIDE + ROWS * 8 - 1) / (ROWS * 8); // of an invocat
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Params {
 	uvec4 groups; // rows/ROWS, jobs, positions/8
 	uint64_t jobs;
-	uint64_t index; // uint32: input and output rows of the jobs' positions
+	uint64_t index; // uint32: input and output rows of the jobs' positions; 0: by Job.step
 	uint64_t code;  // int8 [n, cols]
 	uint64_t scale; // floats [n, cols/32 or cols/256]
 	uint64_t sum;   // int32 [n, cols/16]
@@ -51,10 +51,13 @@ struct Job {
 	uint first;    // of its positions in index: first, first+2, ...: input row, output row
 	uint n;        // positions
 	uint stride;   // floats from one output row to the next
-	uint pad;
+	uint step;     // without an index: from an input row to the next, the first being `first`; output rows are 0, 1, ...
 };
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Jobs { Job v[]; };
 layout(push_constant) uniform Push { uint64_t params; };
+
+uint inputRow(Params p, Job job, uint i) { return p.index == 0 ? job.first + i * job.step : Words(p.index).v[job.first + 2 * i]; }
+uint outputRow(Params p, Job job, uint i) { return p.index == 0 ? i : Words(p.index).v[job.first + 2 * i + 1]; }
 
 shared uvec4 W[ROWS * STRIDE];   // bytes of the rows
 shared uvec4 X[8 * 17];          // codes: 256 and 16 bytes between, so that lanes meet no bank twice
@@ -273,7 +276,7 @@ void main() {
 	uint live = min(ROWS, p.rows - row0); // rows
 	uint64_t begin = job.w + uint64_t(row0) * p.rowBytes;
 	uint offset = r * 16 * STRIDE + (uint(begin + r * p.rowBytes) & 15); // of this lane's row in W; segments are multiples of 16
-	uint row1 = Words(p.index).v[job.first + 2 * first]; // of the input: the first position's
+	uint row1 = inputRow(p, job, first);
 	for (uint i = 0; i < n; i++) {
 		lanes[i][t] = 0.0;
 	}
@@ -293,7 +296,7 @@ void main() {
 			}
 		}
 		for (uint i = 0; i < n; i++) {
-			uint row = i == 0 ? row1 : Words(p.index).v[job.first + 2 * (first + i)];
+			uint row = i == 0 ? row1 : inputRow(p, job, first + i);
 			Quads codes = Quads(p.code + uint64_t(row) * p.cols + 32 * base);
 			Words s = Words(p.sum + (uint64_t(row) * (p.cols / 16) + 2 * base) * 4);
 			[[unroll]] for (uint j = 0; j < 2; j++) {
@@ -346,7 +349,7 @@ void main() {
 		if (job.bias != 0) {
 			y = y + Floats(job.bias).v[row0 + r];
 		}
-		uint to = Words(p.index).v[job.first + 2 * (first + i) + 1];
+		uint to = outputRow(p, job, first + i);
 		put(job.y + (uint64_t(to) * job.stride + row0 + r) * 4, floatBitsToUint(y));
 	}
 }

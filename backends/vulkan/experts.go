@@ -50,8 +50,8 @@ type program struct {
 }
 
 const (
-	// The head of the control block: one word that kernels raise, the largest
-	// activation out of range, and parameters.
+	// The head of the control block: one word that kernels change when an activation is
+	// out of range, and parameters.
 	topAt   = 0
 	slotsAt = 128
 	head    = slotsAt + 6*slotBytes
@@ -108,12 +108,9 @@ func (d *Device) newExperts(layers map[int]backends.HeldLayer, k, most int) (e *
 	return e, nil
 }
 
-// MatrixBytes has padding behind a matrix that kernels may read.
-func (e *experts) MatrixBytes(t quant.Type, rows, cols int) int64 {
-	return (int64(rows)*int64(t.RowBytes(cols)) + 16 + held.Align - 1) &^ (held.Align - 1)
-}
+// MatrixBytes is held.Device's, as what follows is.
+func (e *experts) MatrixBytes(t quant.Type, rows, cols int) int64 { return matrixBytes(t, rows, cols) }
 
-// Alloc is held.Device's, as what follows is.
 func (e *experts) Alloc(size int64) (uint64, error) {
 	b, err := e.d.buffer(weights, size)
 	if err != nil {

@@ -17,8 +17,7 @@ const slotBytes = 128 // of a parameter block, at most
 type quantizeParams struct {
 	groups                      [4]uint32
 	x, u, code, scale, sum, top uint64
-	n                           uint32
-	_                           uint32
+	n, step                     uint32
 }
 
 type rowsParams struct {
@@ -50,6 +49,12 @@ func Supports(t quant.Type) bool {
 	return false
 }
 
+// matrixBytes is what a matrix takes on the device, a multiple of held.Align: there is
+// padding behind it that kernels may read.
+func matrixBytes(t quant.Type, rows, cols int) int64 {
+	return (int64(rows)*int64(t.RowBytes(cols)) + 16 + held.Align - 1) &^ (held.Align - 1)
+}
+
 // rows is the kernel for rows of a type, and how many rows one group makes.
 func (d *Device) rows(t quant.Type) (k kernel, perGroup int) {
 	switch {
@@ -78,7 +83,7 @@ type form held.Form
 func formAt(at uint64, floats int) form { return form(held.FormAt(at, floats)) }
 
 func (f form) quantize(x, u, top uint64, n int) quantizeParams {
-	return quantizeParams{groups: [4]uint32{uint32((n + 255) / 256), 1, 1, 0}, x: x, u: u, code: f.Code, scale: f.Scale, sum: f.Sum, top: top, n: uint32(n)}
+	return quantizeParams{groups: [4]uint32{uint32((n + 255) / 256), 1, 1, 0}, x: x, u: u, code: f.Code, scale: f.Scale, sum: f.Sum, top: top, n: uint32(n), step: 1}
 }
 
 func (f form) rows(jobs, index uint64, count, most, perGroup, rows, cols int, t quant.Type) rowsParams {
