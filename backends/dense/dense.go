@@ -194,7 +194,7 @@ func (b *Backend) zeros(bytes int64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	const most = 1 << 30
+	const most = 65535 * groupFloats                                   // groups that every device takes
 	for done, all := int64(0), (bytes+3)/4; done < all; done += most { // memory comes in whole 256 bytes
 		b.zero(at+4*uint64(done), int(min(all-done, most)))
 	}

@@ -48,20 +48,29 @@ func (c *commands) run(k kernel, b *buffer, offset uint64, known ...uint32) {
 	}
 	if len(known) == 3 { // the narrowest barrier, which costs microseconds less
 		c.before(stageCompute, accessShaderRead|accessShaderWrite)
-	} else {
-		c.before(stageCompute|stageIndirect, accessShaderRead|accessShaderWrite|accessIndirectRead)
+		c.dispatch(p, b.at+offset, [3]uint32(known))
+		return
 	}
+	c.before(stageCompute|stageIndirect, accessShaderRead|accessShaderWrite|accessIndirectRead)
+	c.bind(p, b.at+offset)
+	d.f.dispatchIndirect.call(c.handle, uintptr(b.handle), uintptr(offset))
+	c.wrote |= stageCompute
+}
+
+// dispatch records a pipeline whose parameters lie at an address, beside what was
+// recorded since the last barrier.
+func (c *commands) dispatch(pipeline, params uint64, groups [3]uint32) {
+	c.bind(pipeline, params)
+	c.d.f.dispatch.call(c.handle, uintptr(groups[0]), uintptr(groups[1]), uintptr(groups[2]))
+	c.wrote |= stageCompute
+}
+
+func (c *commands) bind(pipeline, params uint64) {
+	d := c.d
 	mark := d.a.mark()
 	defer d.a.release(mark)
-	d.f.bindPipeline.call(c.handle, bindCompute, uintptr(p))
-	at := put(d.a, b.at+offset)
-	d.f.pushConstants.call(c.handle, uintptr(d.layout), shaderStageCompute, 0, 8, addr(at))
-	if len(known) == 3 {
-		d.f.dispatch.call(c.handle, uintptr(known[0]), uintptr(known[1]), uintptr(known[2]))
-	} else {
-		d.f.dispatchIndirect.call(c.handle, uintptr(b.handle), uintptr(offset))
-	}
-	c.wrote |= stageCompute
+	d.f.bindPipeline.call(c.handle, bindCompute, uintptr(pipeline))
+	d.f.pushConstants.call(c.handle, uintptr(d.layout), shaderStageCompute, 0, 8, addr(put(d.a, params)))
 }
 
 // copy records a copy of size bytes.

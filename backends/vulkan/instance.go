@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -22,8 +23,15 @@ const library = "libvulkan.so.1"
 // A fn is the address of a C function.
 type fn uintptr
 
+// given are arguments of calls under way: those of purego's own call would be made on
+// the Go heap, each time.
+var given = sync.Pool{New: func() any { return new([12]uintptr) }}
+
 func (f fn) call(args ...uintptr) result {
-	r, _, _ := purego.SyscallN(uintptr(f), args...)
+	a := given.Get().(*[12]uintptr)
+	n := copy(a[:], args)
+	r, _, _ := purego.SyscallN(uintptr(f), a[:n]...)
+	given.Put(a)
 	return result(int32(r))
 }
 
