@@ -33,76 +33,31 @@ func TestDense(t *testing.T) {
 			rooms = map[string]int64{"all": rooms["all"]}
 		}
 		for name, room := range rooms {
-			t.Run(name, func(t *testing.T) {
-				backendtest.Run(t, func() backends.Backend {
-					host, err := cpu.New(cpu.Options{Threads: 1})
-					if err != nil {
-						t.Fatal(err)
-					}
-					b, err := d.NewDense("device", host, dense.Options{Room: room, Resident: func(*backends.Matrix) bool { return true }})
-					if err != nil {
-						t.Fatal(err)
-					}
-					return b
-				})
-			})
+			t.Run(name, func(t *testing.T) { denseOn(t, d).Run(t, room) })
 		}
 	})
 }
 
-// An expert that stays where it is is computed on the device, with the bits of the
-// CPU, whatever its types, biases and activation.
-func TestDenseExpert(t *testing.T) {
-	devices(t, func(t *testing.T, d *Device) {
-		rng := rand.New(rand.NewPCG(3, 1))
-		for i, typ := range types {
-			ref, err := cpu.New(cpu.Options{Threads: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+// denseOn is what the tests of a backend of dense steps want of a device.
+func denseOn(t *testing.T, d *Device) *backendtest.Dense {
+	return &backendtest.Dense{
+		Host: func() backends.Backend {
 			host, err := cpu.New(cpu.Options{Threads: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
-			b, err := d.NewDense("device", host, dense.Options{Room: 1 << 30, Resident: func(*backends.Matrix) bool { return true }})
-			if err != nil {
-				t.Fatal(err)
-			}
-			l := backends.HeldLayer{Types: [3]quant.Type{typ, types[rng.IntN(len(types))], types[rng.IntN(len(types))]}, Dim: 512, FF: 256}
-			g := backendtest.NewHeldGroup(rng, l, []int{1, 3, 9}[i%3], 1, 1)
-			rows := make([]int32, g.N)
-			for j := range rows {
-				rows[j] = int32(j)
-			}
-			var out [2][]float32
-			for j, be := range []backends.Backend{ref, b} {
-				x, err := be.NewVec(g.N, l.Dim)
-				if err != nil {
-					t.Fatal(err)
-				}
-				y, err := be.NewVec(g.N, l.Dim)
-				if err != nil {
-					t.Fatal(err)
-				}
-				x.SetLen(g.N)
-				y.SetLen(g.N)
-				be.Put(x, rows, g.X)
-				be.ExpertGroup(y, 1, []backends.Job{{Expert: g.All[0], Rows: rows}}, x)
-				out[j] = make([]float32, g.N*l.Dim)
-				if err := be.Read(out[j], y); err != nil {
-					t.Fatal(err)
-				}
-				if err := be.Close(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			for j, want := range out[0] {
-				if math.Float32bits(out[1][j]) != math.Float32bits(want) {
-					t.Fatalf("%v, %d positions: float %d is %x, want %x", l.Types, g.N, j, out[1][j], want)
-				}
-			}
-		}
-	})
+			return host
+		},
+		Open: func(host backends.Backend, room int64) (backends.Backend, error) {
+			return d.NewDense("device", host, dense.Options{Room: room, Resident: func(*backends.Matrix) bool { return true }})
+		},
+		Types: types,
+	}
+}
+
+// An expert that stays where it is is computed on the device.
+func TestDenseExpert(t *testing.T) {
+	devices(t, func(t *testing.T, d *Device) { denseOn(t, d).Experts(t) })
 }
 
 // Steps allocate nothing on the Go heap once each kind has run.
@@ -113,64 +68,7 @@ func TestDenseAllocates(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	host, err := cpu.New(cpu.Options{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := d.NewDense("device", host, dense.Options{Room: 1 << 30, Resident: func(*backends.Matrix) bool { return true }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
-	rng := rand.New(rand.NewPCG(3, 2))
-	g := backendtest.NewHeldGroup(rng, backends.HeldLayer{Types: [3]quant.Type{quant.Q8_0, quant.Q8_0, quant.Q8_0}, Dim: 64, FF: 64}, 1, 1, 1)
-	vec := func(dim int) backends.Vec {
-		v, err := b.NewVec(2, dim)
-		if err != nil {
-			t.Fatal(err)
-		}
-		v.SetLen(1)
-		return v
-	}
-	x, y, wide, out := vec(64), vec(64), vec(128), make([]float32, 64)
-	kv, err := b.NewKV(backends.KVShape{Layers: 1, Positions: 300, Heads: 1, KeyDim: 32, ValueDim: 32})
-	if err != nil {
-		t.Fatal(err)
-	}
-	one := vec(32)
-	weight, ids, rows := backendtest.Vectors(rng, 1, 64, 0), []int32{1}, []int32{0}
-	table := backends.Matrix{Type: quant.F32, Rows: 2, Cols: 64, Data: backendtest.Bytes(backendtest.Vectors(rng, 2, 64, 0))}
-	w, ys := []backends.Linear{{Matrix: g.All[0].Gate}}, []backends.Vec{y}
-	heads := []backends.Matrix{{Type: quant.F32, Rows: 32, Cols: 32, Data: backendtest.Bytes(backendtest.Vectors(rng, 32, 32, 0))}}
-	heads = append(heads, heads[0])
-	resident, foreign := []backends.Job{{Expert: g.All[0], Rows: rows}}, []backends.Job{{Expert: g.All[0], Rows: rows}, {Expert: g.All[0]}}
-	rope := &backends.Rope{Half: 16, Cos: make([]float32, 16*300), Sin: make([]float32, 16*300)}
-	how := &backends.Attention{Scale: 1}
-	all := func() {
-		b.Embed(x, table, ids)
-		b.RMSNorm(y, x, weight, 1e-6)
-		b.LayerNorm(y, y, weight, weight, 1e-6)
-		b.MatMul(ys, w, x)
-		b.MatMulHeads(y, heads, x)
-		b.RoPE(y, 32, rope, 7)
-		b.Store(kv, 0, 280, one, one)
-		b.Attend(y, x, kv, 0, 280, how)
-		b.ExpertGroup(y, 1, resident, x)
-		b.ExpertGroup(y, 1, foreign, x)
-		b.Combine(x, y, 1, weight[:1], y)
-		b.Add(x, y)
-		b.ScaleRows(x, y, weight[:1])
-		b.Scale(x, 0x1p-20)
-		b.SigmoidGate(x, y)
-		b.Gather(y, x, rows)
-		b.Put(y, rows, weight)
-		b.Concat(wide, x, y)
-		if err := b.Read(out, x); err != nil {
-			t.Fatal(err)
-		}
-	}
-	all()
-	if n := testing.AllocsPerRun(5, all); n > 0 && !raceEnabled { // whose pools forget
+	if n := denseOn(t, d).Allocates(t); n > 0 && !raceEnabled { // whose pools forget
 		t.Errorf("a round of steps allocates %v times", n)
 	}
 }
