@@ -8,7 +8,6 @@ import (
 	"sluice/backends/cpu"
 	"sluice/backends/dense"
 	"sluice/internal/quant"
-	"sluice/shaders"
 )
 
 // The backend of dense steps passes the suite: with all matrices on the device, with
@@ -16,8 +15,12 @@ import (
 func TestDense(t *testing.T) {
 	devices(t, func(t *testing.T, d *Device) {
 		rooms := map[string]int64{"all": 1 << 40, "some": 64 << 10, "none": 0}
-		if testing.Short() || raceEnabled || d.opt.Emulate {
-			rooms = map[string]int64{"all": rooms["all"]}
+		if d.Software() { // which is slow
+			name := "all"
+			if d.opt.Staging {
+				name = "some"
+			}
+			rooms = map[string]int64{name: rooms[name]}
 		}
 		for name, room := range rooms {
 			t.Run(name, func(t *testing.T) { denseOn(t, d).Run(t, room) })
@@ -28,9 +31,6 @@ func TestDense(t *testing.T) {
 // denseOn is what the tests of a backend of dense steps want of a device, whose memory
 // has poison where nothing was written.
 func denseOn(t *testing.T, d *Device) *backendtest.Dense {
-	if _, err := shaders.Binary("dense_each"); err != nil {
-		t.Skipf("needs the kernels: %v", err)
-	}
 	return &backendtest.Dense{
 		Host: func() backends.Backend { return onHost(t) },
 		Open: func(host backends.Backend, room int64) (backends.Backend, error) {
