@@ -101,6 +101,9 @@ func (s *denseDriver) MatrixBytes(t quant.Type, rows, cols int) int64 {
 }
 
 func (s *denseDriver) Alloc(size int64) (uint64, error) {
+	if s.d.lost != nil {
+		return 0, s.d.lost
+	}
 	n := uint64(size+held.Align-1) &^ (held.Align - 1)
 	for _, r := range s.regions {
 		if r.used+n <= r.size {

@@ -1,7 +1,10 @@
 package vulkan
 
 import (
+	"strings"
 	"testing"
+
+	"github.com/ebitengine/purego"
 
 	"sluice/backends"
 	"sluice/backends/backendtest"
@@ -83,6 +86,99 @@ func TestDenseAllocates(t *testing.T) {
 	devices(t, func(t *testing.T, d *Device) {
 		if n := denseOn(t, d).Allocates(t); n > 0 && !raceEnabled { // whose pools forget
 			t.Errorf("a round of steps allocates %v times", n)
+		}
+	})
+}
+
+// What a driver may answer to the steps comes back from the next Read, and what is
+// lost stays lost.
+func TestDenseFaults(t *testing.T) {
+	devices(t, func(t *testing.T, d *Device) {
+		real := d.f
+		defer func() { d.f, d.lost = real, nil }()
+
+		// No memory: at the start, for vectors and caches, and for weights.
+		d.f.allocate = fails(errOutOfDevice)
+		_, err := d.NewDense("device", onHost(t), dense.Options{})
+		wants(t, err, "found no device memory", "bytes of")
+		d.f.allocate = real.allocate
+		b, err := d.NewDense("device", onHost(t), dense.Options{Room: 1 << 30})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.f.allocate = fails(errOutOfDevice)
+		_, err = b.NewVec(1, 256)
+		wants(t, err, "device: ", "found no device memory")
+		_, err = b.NewKV(backends.KVShape{Layers: 1, Positions: 1 << 16, Heads: 8, KeyDim: 128, ValueDim: 128})
+		wants(t, err, "a key-value cache of", "a smaller --ctx", "found no device memory")
+		d.f.allocate = real.allocate
+		const rows = regionBytes/256/4 + 1 // of a matrix with an allocation of its own
+		x, err := b.NewVec(1, 256)
+		if err != nil {
+			t.Fatal(err)
+		}
+		y, err := b.NewVec(1, rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.SetLen(1)
+		w := backends.Matrix{Type: quant.F32, Rows: rows, Cols: 256, Data: make([]byte, rows*256*4)}
+		out := make([]float32, rows)
+		multiply := func() error {
+			b.MatMul([]backends.Vec{y}, []backends.Linear{{Matrix: w}}, x)
+			return b.Read(out, y)
+		}
+		d.f.allocate = fails(errOutOfDevice)
+		wants(t, multiply(), "found no device memory", "bytes of device memory")
+		d.f.allocate = real.allocate
+		if err := multiply(); err != nil {
+			t.Fatal(err)
+		}
+
+		// A kernel that the driver refuses, a step too large for it, a batch that it
+		// cannot record.
+		d.f.createPipelines = fails(errInitFailed)
+		b.Add(x, x)
+		b.RMSNorm(x, x, make([]float32, 256), 1)
+		wants(t, b.Read(out[:256], x), "could not start the driver", "kernel dense_normalize")
+		d.f.createPipelines = real.createPipelines
+		groups := d.groupCount
+		d.groupCount = 1
+		b.Scale(y, 1)
+		if err := b.Read(out, y); err == nil || !strings.Contains(err.Error(), "lower --chunk or --ctx") {
+			t.Errorf("a step of too many groups: %v", err)
+		}
+		d.groupCount = groups
+		d.f.begin = fails(errOutOfHost)
+		wants(t, multiply(), "vkBeginCommandBuffer found no host memory")
+		d.f.begin = real.begin
+		failure := errOutOfDevice
+		d.f.end = fn(purego.NewCallback(func(c uintptr) uintptr { real.end.call(c); return uintptr(uint32(failure)) }))
+		wants(t, multiply(), "vkEndCommandBuffer found no device memory")
+		d.f.end = real.end
+		if err := multiply(); err != nil {
+			t.Fatal(err)
+		}
+
+		// The device is lost, at the submission and while it is waited for.
+		for _, f := range []*fn{&d.f.submit, &d.f.wait} {
+			was := *f
+			*f = fails(errDeviceLost)
+			wants(t, multiply(), "lost the device", "--backend cpu")
+			*f = was
+			wants(t, multiply(), "lost the device") // it stays lost
+			_, err = b.NewVec(1, 256)
+			wants(t, err, "lost the device")
+			d.lost = nil
+			if err := check("vkDeviceWaitIdle", d.f.waitIdle.call(d.handle)); err != nil { // the steps were real
+				t.Fatal(err)
+			}
+			if err := multiply(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
 		}
 	})
 }
