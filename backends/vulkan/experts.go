@@ -90,7 +90,7 @@ func (d *Device) newExperts(layers map[int]backends.HeldLayer, k, most int) (e *
 	p := &e.Places
 	e.control = buffer(up, p.Control)
 	e.onDevice = buffer(weights, p.Size)
-	e.in = buffer(up, p.Input)
+	e.in = buffer(up, max(p.Input, held.Align)) // a dense model has no experts
 	e.out = buffer(down, p.Output+resultsAt)
 	for i := range e.staging {
 		if !d.place.direct {

@@ -21,7 +21,7 @@ func (p *Plan) withoutExperts(o Options) Options {
 		given bool
 	}{
 		{"cap", o.Cap > 0}, {"policy", o.Policy != ""}, {"prefetch", o.Prefetch == tiers.PrefetchOn}, {"pin", o.Pin != Budget{}}, {"usage", o.Usage != ""}, {"usage-freeze", o.UsageFreeze != ""},
-		{"vram", o.VRAM != Budget{}}, {"devices", o.Devices != "" && !o.GPUDense}, {"backend", slices.Contains(makers, o.Backend) && !o.GPUDense}, {"require-rebar", o.RequireReBAR && !o.GPUDense}, {"release-host", o.KeepHost},
+		{"vram", o.VRAM != Budget{}}, {"devices", o.Devices != "" && o.GPUDense == DenseOff}, {"backend", slices.Contains(makers, o.Backend) && o.GPUDense == DenseOff}, {"require-rebar", o.RequireReBAR && o.GPUDense == DenseOff}, {"release-host", o.KeepHost},
 	} {
 		if x.given {
 			idle = append(idle, "--"+x.flag)
@@ -32,7 +32,7 @@ func (p *Plan) withoutExperts(o Options) Options {
 	}
 	o.Cap, o.Policy, o.Prefetch, o.Pin, o.Usage, o.UsageFreeze = 0, "", tiers.PrefetchOff, Budget{}, "", ""
 	o.VRAM, o.NoVRAM, o.KeepHost = Budget{}, true, false
-	if o.GPUDense {
+	if o.GPUDense != DenseOff {
 		return o
 	}
 	o.Devices, o.RequireReBAR = "", false

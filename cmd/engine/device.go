@@ -29,7 +29,7 @@ var makers = []string{"cuda", "hip", "vulkan"}
 // may be none: then the words that say so are a notice, or a refusal where VRAM
 // was asked for.
 func (p *Plan) openDevices(o Options) error {
-	wanted := o.VRAM != (Budget{}) || o.Devices != "" || o.GPUDense || slices.Contains(makers, o.Backend)
+	wanted := o.VRAM != (Budget{}) || o.Devices != "" || o.GPUDense == DenseOn || slices.Contains(makers, o.Backend)
 	p.set("backend", "cpu", o.Backend == "cpu")
 	switch {
 	case o.Backend != "" && o.Backend != "auto" && o.Backend != "cpu" && !slices.Contains(makers, o.Backend):
@@ -204,7 +204,7 @@ func (p *Plan) openGPU(o Options, in *vulkan.Instance, index int) error {
 	if err != nil {
 		return err
 	}
-	g := &gpu{name: fmt.Sprintf("vulkan:%d", index), index: index, link: pci.Of(o.Memory.Root, dev.Address), dev: dev}
+	g := &gpu{name: fmt.Sprintf("vulkan:%d", index), index: index, link: pci.Of(o.Memory.Root, dev.Address), dev: dev, software: dev.Software(), knows: vulkan.Supports}
 	d.all = append(d.all, g)
 	p.Notices = append(p.Notices, fmt.Sprintf("device %s: %s, %s, %s of memory", g.name, dev.Name, dev.Driver, tiers.GB(int64(dev.Memory.VRAM()))))
 	if words != "" {
@@ -247,7 +247,7 @@ func (p *Plan) openNative(o Options, api native.API, wanted bool) error {
 		if err != nil {
 			return err
 		}
-		g := &gpu{name: fmt.Sprintf("%s:%d", maker, index), index: index, link: pci.Of(o.Memory.Root, dev.Address), dev: dev}
+		g := &gpu{name: fmt.Sprintf("%s:%d", maker, index), index: index, link: pci.Of(o.Memory.Root, dev.Address), dev: dev, knows: native.Supports}
 		d.all = append(d.all, g)
 		p.set("driver", driver.Library, false)
 		p.set("kernels", dev.Compiler, false)

@@ -15,7 +15,8 @@ import (
 )
 
 // Where an expert lives never changes a token: with none, some and all experts
-// in a device's memory the text and every bit of the logits are those of the CPU.
+// in a device's memory the text and every bit of the logits are those of the CPU, and
+// so they are where the device computes all the rest too.
 func TestSameBitsOnDevice(t *testing.T) {
 	in, err := vulkan.Open(false)
 	if errors.Is(err, vulkan.ErrNoDriver) {
@@ -32,15 +33,16 @@ func TestSameBitsOnDevice(t *testing.T) {
 		want := ask(t, plain, prompt, 6)
 		for _, o := range []Options{
 			{NoVRAM: true}, {VRAM: Budget{Experts: 8}}, {VRAM: Budget{Experts: 8}, KeepHost: true}, {VRAM: Budget{Experts: 64}, Staging: true}, {},
+			{GPUDense: DenseOn, NoVRAM: true}, {GPUDense: DenseOn, VRAM: Budget{Experts: 8}}, {GPUDense: DenseOn, Staging: true},
 		} {
 			o.Path, o.Cap, o.Threads, o.Ctx, o.Chunk, o.Devices = plain.Path, plain.Cap, plain.Threads, plain.Ctx, plain.Chunk, "vulkan:0"
 			got := ask(t, o, prompt, 6)
 			if u := got.usage; o.Staging && !o.KeepHost && (u.DirectBytes != u.UploadBytes || u.DirectBytes == 0) || o.KeepHost && u.DirectBytes != 0 || u.Unpinned != 0 {
-				t.Errorf("%s with %v in VRAM: %+v", path, o.VRAM, u)
+				t.Errorf("%s with %v in VRAM, dense %v: %+v", path, o.VRAM, o.GPUDense, u)
 			}
-			same(t, fmt.Sprintf("%s with %v in VRAM", path, o.VRAM), got.logits, want.logits)
+			same(t, fmt.Sprintf("%s with %v in VRAM, dense %v", path, o.VRAM, o.GPUDense), got.logits, want.logits)
 			if got.witness != want.witness || !slices.Equal(got.text, want.text) {
-				t.Errorf("%s with %v in VRAM: %v, want %v", path, o.VRAM, got.text, want.text)
+				t.Errorf("%s with %v in VRAM, dense %v: %v, want %v", path, o.VRAM, o.GPUDense, got.text, want.text)
 			}
 		}
 	}

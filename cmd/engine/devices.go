@@ -10,6 +10,7 @@ import (
 	"sluice/backends/held"
 	"sluice/internal/offheap"
 	"sluice/internal/pci"
+	"sluice/internal/quant"
 	"sluice/tiers"
 )
 
@@ -41,21 +42,25 @@ type gpu struct {
 	index   int
 	link    *pci.Link // nil: not told
 	refused string    // why it copies nothing from where experts are read to
-	dev     io.Closer
+	dev     driven
 	experts *held.Experts
-	room    int64 // bytes for experts
-	taken   int64
+	// Of what is no expert.
+	software bool
+	knows    func(quant.Type) bool // whether its kernels multiply by matrices of a type
+	room     int64                 // bytes for experts
+	taken    int64
 }
 
-// A denseDevice can compute what is no expert, too.
-type denseDevice interface {
+// A driven is an open device, which may compute what is no expert, too.
+type driven interface {
+	io.Closer
 	NewDense(name string, host backends.Backend, o dense.Options) (*dense.Backend, error)
 }
 
 // dense makes the first device's backend beside one of the host, which it closes.
 func (d *devices) dense(host backends.Backend, o dense.Options) (*dense.Backend, error) {
 	g := d.all[0]
-	return g.dev.(denseDevice).NewDense(g.name, host, o)
+	return g.dev.NewDense(g.name, host, o)
 }
 
 // room is what experts may take in all.

@@ -41,14 +41,14 @@ type Options struct {
 	Drafts  int // caches for drafting layers, beside what Draft needs; 0: the layers are not loaded
 	Draft   Drafting
 
-	RAM          int64  // bytes of the resident set at most; 0: what is available
-	VRAM         Budget // of a device; the zero value is all that it has room for
-	NoVRAM       bool   // no expert goes to a device
-	GPUDense     bool   // the first device computes attention, norms and dense weights too
-	Pin          Budget // of RAM, for experts that never leave
-	KeepHost     bool   // keep in RAM what is in VRAM
-	Usage        string // file of the usage history, read and written; "": none
-	UsageFreeze  string // the same, read alone
+	RAM          int64    // bytes of the resident set at most; 0: what is available
+	VRAM         Budget   // of a device; the zero value is all that it has room for
+	NoVRAM       bool     // no expert goes to a device
+	GPUDense     GPUDense // whether the first device computes attention, norms and dense weights too
+	Pin          Budget   // of RAM, for experts that never leave
+	KeepHost     bool     // keep in RAM what is in VRAM
+	Usage        string   // file of the usage history, read and written; "": none
+	UsageFreeze  string   // the same, read alone
 	Prefetch     tiers.Prefetch
 	Backend      string       // auto, cpu, vulkan, cuda or hip; "" is auto
 	Devices      string       // cuda:N or N, several with commas; "": see openDevices
@@ -90,6 +90,7 @@ type Plan struct {
 	Notices  []string       // what was lowered, replaced or left out, in words
 
 	VRAMBytes, PinnedBytes int64
+	DeviceDense            DeviceDense
 
 	draft     Drafting // as settled: no "auto", and "" for "off"
 	small     *Plan    // of the model that drafts; nil: none does

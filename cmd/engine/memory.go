@@ -7,6 +7,7 @@ import (
 	"io/fs"
 
 	"sluice/backends/cpu"
+	"sluice/internal/quant"
 	"sluice/storage"
 	"sluice/tiers"
 )
@@ -146,11 +147,43 @@ func (p *Plan) memory(o Options) error {
 // computes all: forms of vectors, scores, and vectors.
 const denseScratch = 192 << 20
 
+// A GPUDense says whether the first device computes what is no expert.
+type GPUDense uint8
+
+const (
+	DenseOff  GPUDense = iota
+	DenseAuto          // where there is a GPU with room for all of it beside the experts that were asked for
+	DenseOn
+)
+
+func (g GPUDense) String() string { return [...]string{"off", "auto", "on"}[g] }
+
+// ParseGPUDense reads the value of --gpu-dense.
+func ParseGPUDense(s string) (GPUDense, error) {
+	for g := DenseOff; g <= DenseOn; g++ {
+		if g.String() == s {
+			return g, nil
+		}
+	}
+	return 0, fmt.Errorf("%q: use off, auto or on", s)
+}
+
+// DeviceDense is what a device that computes all takes beside experts, in bytes: for
+// the dense weights that have room there, key-value caches, and vectors between steps.
+type DeviceDense struct{ Weights, Cache, Scratch int64 }
+
 // denseOnDevice takes room on the first device for the caches and for as much of the
 // dense weights as fits, before experts get theirs.
 func (p *Plan) denseOnDevice(o Options, cache int64) error {
-	if !o.GPUDense {
+	switch o.GPUDense {
+	case DenseOff:
 		return nil
+	case DenseAuto:
+		if why := p.leaves(o, cache); why != "" {
+			p.set("gpu-dense", DenseOff.String(), false)
+			p.Notices = append(p.Notices, "gpu-dense auto: off, since "+why)
+			return nil
+		}
 	}
 	if p.devices == nil || len(p.devices.all) == 0 {
 		if o.PlanOnly {
@@ -160,22 +193,49 @@ func (p *Plan) denseOnDevice(o Options, cache int64) error {
 		return refused("--gpu-dense: there is no GPU: leave it out, or name one (--devices)")
 	}
 	g := p.devices.all[0]
-	if _, ok := g.dev.(denseDevice); !ok {
-		return refused("--gpu-dense: %s cannot compute dense layers: name a GPU of cuda or hip (--devices cuda:0), or leave --gpu-dense out", g.name)
-	}
-	fixed := cache + denseScratch + p.Spec.ScratchBytes(p.Config)
+	scratch := denseScratch + p.Spec.ScratchBytes(p.Config)
+	fixed := cache + scratch
 	if fixed > g.room {
 		return refused("--gpu-dense: caches and vectors take %s of the memory of %s, and %s are free: lower --ctx or --chunk, or leave --gpu-dense out", tiers.GB(fixed), g.name, tiers.GB(g.room))
 	}
-	p.onDevice, p.denseRoom = true, min(p.dense+p.dense/16, g.room-fixed) // planes end on whole 256 bytes
+	p.onDevice, p.denseRoom = true, min(withGaps(p.dense), g.room-fixed)
+	p.DeviceDense = DeviceDense{Weights: min(p.dense, p.denseRoom), Cache: cache, Scratch: scratch}
 	g.room -= fixed + p.denseRoom
-	p.set("gpu-dense", g.name, true)
+	p.set("gpu-dense", g.name, o.GPUDense == DenseOn)
 	words := fmt.Sprintf("gpu-dense: %s computes attention, norms and dense weights, with %s for caches and vectors", g.name, tiers.GB(fixed))
 	if p.denseRoom < p.dense {
 		words += fmt.Sprintf("; only %s of %s of dense weights fit there, the CPU multiplies by the others", tiers.GB(p.denseRoom), tiers.GB(p.dense))
 	}
 	p.Notices = append(p.Notices, words)
 	return nil
+}
+
+// withGaps is what dense weights of so many bytes take at most on a device, where
+// matrices and their planes begin at whole 256 bytes.
+func withGaps(bytes int64) int64 { return bytes + bytes/16 }
+
+// leaves says in words why the first device is not to compute what is no expert, ""
+// if it may: it must be a GPU, know all types, and have room for all of it beside the
+// experts that were asked for.
+func (p *Plan) leaves(o Options, cache int64) string {
+	if p.devices == nil || len(p.devices.all) == 0 {
+		return "there is no GPU"
+	}
+	g := p.devices.all[0]
+	if g.software {
+		return g.name + " is software"
+	}
+	for _, t := range p.resident {
+		if t.Type.Kind() != quant.Data && !g.knows(t.Type) {
+			return fmt.Sprintf("%s does not multiply by %v (%s)", g.name, t.Type, t.Name)
+		}
+	}
+	all := cache + denseScratch + p.Spec.ScratchBytes(p.Config) + withGaps(p.dense)
+	_, _, experts := o.VRAM.take(p.History.Ranked(), func(k tiers.Key) int64 { return p.devices.ExpertBytes(int(k.Layer), 0) })
+	if all > g.room || all+experts > p.devices.room() {
+		return fmt.Sprintf("dense weights, caches and vectors take %s beside %s of experts, and %s of the memory of %s are free (lower --ctx or --vram)", tiers.GB(all), tiers.GB(experts), tiers.GB(g.room), g.name)
+	}
+	return ""
 }
 
 // history opens the usage history, if one is named.

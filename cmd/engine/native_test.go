@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"sluice/backends"
 	native "sluice/backends/gpu"
 	"sluice/backends/gpu/fake"
+	"sluice/backends/vulkan"
 )
 
 // Experts that CUDA or HIP hold give the bits of the CPU, with none, some and all of
@@ -67,7 +69,7 @@ func sameBitsBy(t *testing.T, maker string) {
 		plain := Options{Path: path, Cap: 4, Threads: 1, Ctx: 64, Chunk: 16, Backend: "cpu"}
 		want := ask(t, plain, prompt, 3)
 		for _, o := range []Options{{VRAM: Budget{Experts: 8}}, {VRAM: Budget{Experts: 8}, KeepHost: true}, {VRAM: Budget{Experts: 64}}, {},
-			{GPUDense: true, NoVRAM: true}, {GPUDense: true, VRAM: Budget{Experts: 8}}, {GPUDense: true}} {
+			{GPUDense: DenseOn, NoVRAM: true}, {GPUDense: DenseOn, VRAM: Budget{Experts: 8}}, {GPUDense: DenseOn}} {
 			o.Path, o.Cap, o.Threads, o.Ctx, o.Chunk, o.Devices = plain.Path, plain.Cap, plain.Threads, plain.Ctx, plain.Chunk, maker+":0"
 			got := ask(t, o, prompt, 3)
 			name := fmt.Sprintf("%s by %s with %v in VRAM, dense %v", path, maker, o.VRAM, o.GPUDense)
@@ -94,10 +96,10 @@ func pair(t *testing.T) {
 	for _, c := range []struct {
 		backend, devices string
 		vram             Budget
-		dense            bool
+		dense            GPUDense
 	}{
-		{"cuda", "0,1", Budget{Experts: 24}, false}, {"", "cuda:1,cuda:0", Budget{}, false}, {"", "hip:0,hip:1", Budget{Experts: 9}, false},
-		{"cuda", "0,1", Budget{Experts: 24}, true}, {"", "hip:1,hip:0", Budget{}, true},
+		{"cuda", "0,1", Budget{Experts: 24}, DenseOff}, {"", "cuda:1,cuda:0", Budget{}, DenseOff}, {"", "hip:0,hip:1", Budget{Experts: 9}, DenseOff},
+		{"cuda", "0,1", Budget{Experts: 24}, DenseOn}, {"", "hip:1,hip:0", Budget{}, DenseOn},
 	} {
 		o := plain
 		o.Backend, o.Devices, o.VRAM, o.GPUDense = c.backend, c.devices, c.vram, c.dense
@@ -112,7 +114,7 @@ func pair(t *testing.T) {
 		logits, _ := allLogits(t, two, prompt)
 		same(t, c.devices, logits, want.logits)
 		all := two.devices.all
-		if len(all) != 2 || all[0].experts.Usage().Experts == 0 != c.dense || all[1].experts.Usage().Experts == 0 { // there is more room on the one that computes nothing else
+		if len(all) != 2 || all[0].experts.Usage().Experts == 0 != (c.dense == DenseOn) || all[1].experts.Usage().Experts == 0 { // there is more room on the one that computes nothing else
 			t.Errorf("%s: not both hold experts", c.devices)
 		}
 		u := two.Usage()
@@ -121,7 +123,7 @@ func pair(t *testing.T) {
 		}
 		said := strings.Join(two.Said(), "\n")
 		for i, name := range []string{all[0].name, all[1].name} {
-			if i == 0 && c.dense {
+			if i == 0 && c.dense == DenseOn {
 				continue
 			}
 			if !strings.Contains(said, "vram of "+name) {
@@ -190,6 +192,25 @@ func TestFamiliesByDriver(t *testing.T) {
 		}
 		return
 	}
+	familiesBy(t, "cuda:0", 300)
+}
+
+// The same by Vulkan, whose launches go to the device many at a time.
+func TestFamiliesByVulkan(t *testing.T) {
+	in, err := vulkan.Open(false)
+	if errors.Is(err, vulkan.ErrNoDriver) {
+		t.Skipf("needs a Vulkan driver: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.Close()
+	familiesBy(t, "vulkan:0", 30)
+}
+
+// familiesBy runs every family with all on a device, which takes more than so many
+// launches, and on the CPU.
+func familiesBy(t *testing.T, device string, launches int64) {
 	models, err := filepath.Glob("testdata/*.gguf")
 	if err != nil || len(models) < 10 {
 		t.Fatalf("%d models: %v", len(models), err)
@@ -221,7 +242,7 @@ func TestFamiliesByDriver(t *testing.T) {
 				}
 				logits = append(logits, row...)
 			}
-			if n := e.Usage().Launches; n > 300 != o.GPUDense {
+			if n := e.Usage().Launches; n > launches != (o.GPUDense == DenseOn) {
 				t.Errorf("%s: %d launches", path, n)
 			}
 			if err := e.Close(); err != nil {
@@ -230,7 +251,7 @@ func TestFamiliesByDriver(t *testing.T) {
 			return append(logits, hidden...)
 		}
 		want := run(o)
-		o.Backend, o.Devices, o.GPUDense, o.VRAM = "", "cuda:0", true, Budget{Experts: 3}
+		o.Backend, o.Devices, o.GPUDense, o.VRAM = "", device, DenseOn, Budget{Experts: 3}
 		same(t, path, run(o), want)
 	}
 }

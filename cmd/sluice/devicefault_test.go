@@ -10,6 +10,7 @@ import (
 
 	"sluice/backends/gpu"
 	"sluice/backends/gpu/fake"
+	"sluice/backends/vulkan"
 )
 
 // Whatever a GPU's driver does, a command ends with words that say what to do, and
@@ -71,6 +72,9 @@ func TestDeviceFaults(t *testing.T) {
 		{"dense", nil, all, exitDone, []string{"gpu-dense: cuda:0 computes attention"}},
 		{"dense: no GPU", []string{"FAKE_FAIL=init -1 100"}, []string{"--gpu-dense"}, exitRefused, []string{"--gpu-dense: there is no GPU"}},
 		{"dense: a small device", []string{"FAKE_TOTAL=700000000"}, all, exitRefused, []string{"caches and vectors take", "lower --ctx"}},
+		{"dense auto", nil, append(vram, "--gpu-dense=auto"), exitDone, []string{"gpu-dense: cuda:0 computes attention"}},
+		{"dense auto: no GPU", []string{"FAKE_FAIL=init -1 100"}, []string{"--gpu-dense", "auto"}, exitDone, []string{"gpu-dense auto: off, since there is no GPU"}},
+		{"dense auto: a small device", []string{"FAKE_TOTAL=700000000"}, append(vram, "--gpu-dense", "auto"), exitDone, []string{"gpu-dense auto: off, since dense weights, caches and vectors take", "are free (lower --ctx or --vram)"}},
 		{"dense: no memory", []string{"FAKE_FAIL=allocate 20 2"}, all, exitError, []string{"found no memory", "lower --vram"}},
 		{"dense: nothing can be pinned", []string{"FAKE_FAIL=pin 6 2"}, all, exitError, []string{"pinned host memory", "ulimit -l"}},
 		{"dense: compiler fails", []string{"FAKE_FAIL=compile 2 6"}, all, exitDone, []string{"gpu-dense"}},
@@ -133,7 +137,12 @@ func TestDenseModelOnDevice(t *testing.T) {
 	}
 	for _, kv := range []string{"--kv=f16", "--kv=f32", "--kv=q8"} {
 		want := logits(kv)
-		for _, args := range [][]string{{"--devices", "cuda:0"}, {"--backend", "hip", "--chunk", "4"}} {
+		devices := [][]string{{"--devices", "cuda:0"}, {"--backend", "hip", "--chunk", "4"}}
+		if in, err := vulkan.Open(false); err == nil {
+			in.Close()
+			devices = append(devices, []string{"--devices", "vulkan:0"})
+		}
+		for _, args := range devices {
 			if !bytes.Equal(logits(append([]string{kv, "--gpu-dense"}, args...)...), want) {
 				t.Errorf("%s, %v: not the bits of the CPU", kv, args)
 			}

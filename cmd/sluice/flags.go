@@ -41,7 +41,7 @@ func (m *modelFlags) parse(args []string) error {
 
 // parse reads the arguments; a mistake in them is a usage error.
 func parse(f *pflag.FlagSet, args []string) error {
-	err := f.Parse(args)
+	err := f.Parse(joined(f, args))
 	if err == nil || errors.Is(err, pflag.ErrHelp) {
 		return err
 	}
@@ -53,6 +53,22 @@ func parse(f *pflag.FlagSet, args []string) error {
 	}
 	return usagef("%v", err)
 }
+
+// joined gives a flag that may do without a value the one that stands behind it, if it
+// is one.
+func joined(f *pflag.FlagSet, args []string) []string {
+	if f.Lookup(gpuDense) == nil {
+		return args
+	}
+	for i := 0; i+1 < len(args) && args[i] != "--"; i++ {
+		if _, err := engine.ParseGPUDense(args[i+1]); args[i] == "--"+gpuDense && err == nil {
+			return slices.Concat(args[:i], []string{args[i] + "=" + args[i+1]}, joined(f, args[i+2:]))
+		}
+	}
+	return args
+}
+
+const gpuDense = "gpu-dense"
 
 // modelFlags are the flags of the commands that run a model.
 type modelFlags struct {
@@ -68,7 +84,7 @@ type modelFlags struct {
 	chunk, ctx  *int
 	ram         *string
 	vram, pin   *string
-	gpuDense    *bool
+	gpuDense    *string
 	backend     *string
 	devices     *string
 	rebar       *bool
@@ -83,7 +99,7 @@ type modelFlags struct {
 
 func newModelFlags(s streams, name, about string) *modelFlags {
 	f, json := newFlags(s, name, about)
-	return &modelFlags{
+	m := &modelFlags{
 		set:         f,
 		json:        json,
 		model:       new(string),
@@ -99,7 +115,7 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 		kv:          f.String("kv", "f16", "numbers of the key-value cache: f16, f32 or q8"),
 		ram:         f.String("ram", "", "most memory that the process takes, such as 48GiB (default: what is available)"),
 		vram:        f.String("vram", "", "experts in a device's memory: how many, or bytes such as 16GiB"),
-		gpuDense:    f.Bool("gpu-dense", false, "let the GPU compute attention, norms, routers and dense weights too (cuda and hip)"),
+		gpuDense:    f.String(gpuDense, engine.DenseOff.String(), "let the first GPU compute attention, norms, routers and dense weights too: off, auto (if all of it fits beside the experts that --vram asks for) or on"),
 		backend:     f.String("backend", "auto", "what computes experts beside the CPU: auto (a discrete GPU, if there is one: by cuda or hip where its maker's driver is there, else by vulkan), cpu (nothing), vulkan, cuda or hip"),
 		devices:     f.String("devices", "", "the device, such as cuda:0 or vulkan:0, several with commas; software devices run only when named"),
 		rebar:       f.Bool("require-rebar", false, "refuse a device of whose memory the host sees only a part"),
@@ -111,6 +127,8 @@ func newModelFlags(s streams, name, about string) *modelFlags {
 		printConfig: f.Bool("print-config", false, "print every setting with its value and origin, and stop"),
 		explain:     f.Bool("explain-counters", false, "print what each counter counts, and stop"),
 	}
+	f.Lookup(gpuDense).NoOptDefVal = engine.DenseOn.String()
+	return m
 }
 
 var errEmptyModel = usagef("MODEL is empty: name a file, or leave it out for the demo")
@@ -192,7 +210,9 @@ func (m *modelFlags) memory(o *engine.Options) (err error) {
 		return usagef("--vram: %v", err)
 	}
 	o.Backend, o.Devices, o.RequireReBAR = *m.backend, *m.devices, *m.rebar
-	o.GPUDense = *m.gpuDense
+	if o.GPUDense, err = engine.ParseGPUDense(*m.gpuDense); err != nil {
+		return usagef("--gpu-dense: %v", err)
+	}
 	o.NoVRAM = m.set.Changed("vram") && o.VRAM == engine.Budget{}
 	if o.Pin, err = parseBudget(*m.pin); err != nil {
 		return usagef("--pin: %v", err)

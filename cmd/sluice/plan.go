@@ -85,6 +85,12 @@ func (v planView) ram() (rows []struct {
 	return rows
 }
 
+// vram is what all takes of the devices' memory.
+func (v planView) vram() int64 {
+	d := &v.DeviceDense
+	return v.VRAMBytes + d.Weights + d.Cache + d.Scratch
+}
+
 func (v planView) object() map[string]any {
 	ram := map[string]int64{"total": v.Cap.Peak}
 	for _, r := range v.ram() {
@@ -92,7 +98,7 @@ func (v planView) object() map[string]any {
 	}
 	return map[string]any{
 		"settings": v.Settings.Map(), "notices": v.Notices,
-		"ram_bytes": ram, "vram_bytes": map[string]int64{"experts": v.VRAMBytes, "total": v.VRAMBytes},
+		"ram_bytes": ram, "vram_bytes": map[string]int64{"experts": v.VRAMBytes, "dense": v.DeviceDense.Weights, "kv": v.DeviceDense.Cache, "scratch": v.DeviceDense.Scratch, "total": v.vram()},
 		"cap": v.Cap.Cap, "experts_per_layer": v.Spec.Experts, "slots": v.Cap.Slots,
 		"pinned_experts": len(v.Pinned), "vram_experts": len(v.VRAM), "held_pct": 100 * v.Held(),
 		"bytes_per_token": v.BytesPerToken(), "drive_bytes_per_s": v.rate, "drive_measured": v.measured,
@@ -105,12 +111,12 @@ func (v planView) print(s streams) error {
 	fmt.Fprintln(t, "\tRAM\tVRAM")
 	for _, r := range v.ram() {
 		vram := "-"
-		if r.Name == tiers.Pinned.String() && len(v.VRAM) > 0 {
-			vram = size(v.VRAMBytes)
+		if n := map[string]int64{tiers.Pinned.String(): v.VRAMBytes, tiers.Dense.String(): v.DeviceDense.Weights, tiers.KV.String(): v.DeviceDense.Cache, tiers.Scratch.String(): v.DeviceDense.Scratch}[r.Name]; n > 0 {
+			vram = size(n)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\n", r.Name, size(r.Bytes), vram)
 	}
-	fmt.Fprintf(t, "total\t%s\t%s\n\n", size(v.Cap.Peak), size(v.VRAMBytes))
+	fmt.Fprintf(t, "total\t%s\t%s\n\n", size(v.Cap.Peak), size(v.vram()))
 	if v.Dense() {
 		fmt.Fprintln(t, "experts\tnone: the model is dense, all of it stays in memory, and a token reads nothing from the drive")
 		return t.Flush()

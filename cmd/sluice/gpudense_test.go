@@ -1,0 +1,71 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"sluice/backends/vulkan"
+)
+
+// --gpu-dense by Vulkan: what it takes is in the plan, the text is that of the CPU, and
+// auto leaves a software device alone, in words.
+func TestGPUDense(t *testing.T) {
+	in, err := vulkan.Open(false)
+	if errors.Is(err, vulkan.ErrNoDriver) {
+		t.Skipf("needs a Vulkan driver: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	software := in.Devices()[0].Software()
+	in.Close()
+
+	model := []string{tinyQwen3, "--ctx", "64", "--devices", "vulkan:0", "--vram", "8"}
+	plan := func(args ...string) (vram map[string]int64, r result) {
+		t.Helper()
+		r = mustRun(t, append(append([]string{"plan", "--json", "--drive-rate", "2"}, model...), args...)...)
+		var got struct {
+			VRAM map[string]int64 `json:"vram_bytes"`
+		}
+		if err := json.Unmarshal([]byte(r.out), &got); err != nil {
+			t.Fatal(err)
+		}
+		return got.VRAM, r
+	}
+	off, _ := plan()
+	if off["dense"] != 0 || off["kv"] != 0 || off["scratch"] != 0 || off["experts"] == 0 || off["total"] != off["experts"] {
+		t.Errorf("without: %v", off)
+	}
+	for _, args := range [][]string{{"--gpu-dense"}, {"--gpu-dense", "on"}, {"--gpu-dense=on", "--prefetch", "off"}} {
+		on, r := plan(args...)
+		if on["dense"] <= 0 || on["kv"] <= 0 || on["scratch"] <= 0 || on["experts"] != off["experts"] || on["total"] != on["dense"]+on["kv"]+on["scratch"]+on["experts"] {
+			t.Errorf("%q: %v", args, on)
+		}
+		r = mustRun(t, append(append([]string{"plan", "--drive-rate", "2"}, model...), args...)...)
+		if !strings.Contains(r.err, "gpu-dense: vulkan:0 computes attention, norms and dense weights") {
+			t.Errorf("%q: %s", args, r.err)
+		}
+		for _, line := range strings.Split(r.out, "\n") {
+			if f := strings.Fields(line); len(f) > 0 && (f[0] == "dense" || f[0] == "kv") && f[len(f)-1] == "-" {
+				t.Errorf("%q: no VRAM in %q", args, line)
+			}
+		}
+	}
+	if auto, r := plan("--gpu-dense", "auto"); software && (auto["total"] != off["total"] || !strings.Contains(r.out, "gpu-dense auto: off, since vulkan:0 is software")) {
+		t.Errorf("auto: %v\n%s", auto, r.out)
+	}
+	text := []string{"run", "-p", "a b", "-n", "4", "--temp", "0"}
+	want := mustRun(t, append(text, tinyQwen3, "--ctx", "64", "--backend", "cpu")...).out
+	if got := mustRun(t, append(append(text, model...), "--gpu-dense")...).out; got != want {
+		t.Errorf("it wrote %q, want %q", got, want)
+	}
+	// Words that are no value of it are what they were.
+	if r := sluice("", "plan", demo, "--gpu-dense=maybe"); r.code != exitUsage || !strings.Contains(r.err, `--gpu-dense: "maybe": use off, auto or on`) {
+		t.Errorf("exit %d: %s", r.code, r.err)
+	}
+	if r := sluice("", "plan", demo, "--gpu-dense", "maybe"); r.code != exitUsage || !strings.Contains(r.err, `unexpected argument "maybe"`) {
+		t.Errorf("exit %d: %s", r.code, r.err)
+	}
+}
