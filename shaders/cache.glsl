@@ -11,14 +11,15 @@ struct Plane {
 	uint type;
 };
 
-// one gives element at of a plane, its rows laid end to end.
-float one(Plane p, uint64_t at) {
-	if (p.type == KV_F32) {
+// one gives element at of a plane, its rows laid end to end. Where the type is known to
+// the compiler nothing is between one load and the next.
+float one(Plane p, uint type, uint64_t at) {
+	if (type == KV_F32) {
 		return Floats(p.code + 4 * at).v[0];
 	}
-	uint64_t byte = p.code + (p.type == KV_F16 ? 2 * at : at);
+	uint64_t byte = p.code + (type == KV_F16 ? 2 * at : at);
 	uint word = Words(byte & ~uint64_t(3)).v[0] >> (8 * (uint(byte) & 3));
-	if (p.type == KV_F16) {
+	if (type == KV_F16) {
 		return fromF16(word & 0xffffu);
 	}
 	precise float f = float(bitfieldExtract(int(word), 0, 8)) * Floats(p.scale + 4 * (at / 32)).v[0];
@@ -27,14 +28,14 @@ float one(Plane p, uint64_t at) {
 
 // eight gives elements at, at+1, ..., where at is a multiple of 8, of rows that are
 // multiples of 16.
-void eight(out float f[8], Plane p, uint64_t at) {
-	if (p.type == KV_F16) {
+void eight(out float f[8], Plane p, uint type, uint64_t at) {
+	if (type == KV_F16) {
 		uvec4 q = Quads(p.code + 2 * at).v[0];
 		[[unroll]] for (uint i = 0; i < 4; i++) {
 			f[2 * i] = fromF16(q[i] & 0xffffu);
 			f[2 * i + 1] = fromF16(q[i] >> 16);
 		}
-	} else if (p.type == KV_F32) {
+	} else if (type == KV_F32) {
 		uvec4 a = Quads(p.code + 4 * at).v[0], b = Quads(p.code + 4 * at).v[1];
 		[[unroll]] for (uint i = 0; i < 4; i++) {
 			f[i] = uintBitsToFloat(a[i]);

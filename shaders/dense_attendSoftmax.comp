@@ -52,8 +52,8 @@ void main() {
 	for (uint c = p.first; c < p.first + p.chunks; c += 16) {
 		uint mine = c + t / 16;
 		precise float e = 0.0;
-		uint end = firstFrom(seen, (mine + 1) * CHUNK);
 		if (p.keys != 0) {
+			uint end = firstFrom(seen, (mine + 1) * CHUNK);
 			for (uint j = firstFrom(seen, mine * CHUNK); j < end; j++) {
 				if (keyOf(seen, j) % 16 == lane) {
 					precise float d = score.v[j] - largest;
@@ -63,12 +63,17 @@ void main() {
 				}
 			}
 		} else {
-			for (uint j = mine * CHUNK + lane; j < end; j += 16) {
-				if (j >= seen.start) {
-					precise float d = score.v[j] - largest;
-					precise float x = expo(d);
-					e_.v[j] = x;
-					e = e + x;
+			float x[CHUNK / 16]; // all are read before one is used
+			uint j = mine * CHUNK + lane;
+			[[unroll]] for (uint n = 0; n < CHUNK / 16; n++) {
+				x[n] = score.v[min(max(j + 16 * n, seen.start), seen.end - 1)];
+			}
+			[[unroll]] for (uint n = 0; n < CHUNK / 16; n++) {
+				if (j + 16 * n >= seen.start && j + 16 * n < seen.end) {
+					precise float d = x[n] - largest;
+					precise float y = expo(d);
+					e_.v[j + 16 * n] = y;
+					e = e + y;
 				}
 			}
 		}

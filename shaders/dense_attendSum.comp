@@ -6,6 +6,8 @@
 
 layout(local_size_x = 256) in;
 
+const uint AHEAD = 8; // parts that are read before one is used
+
 void main() {
 	Attention p = Attention(params);
 	uint i = gl_WorkGroupID.x * 256 + gl_LocalInvocationIndex, dim = p.dim, chunks = p.chunks;
@@ -14,8 +16,16 @@ void main() {
 	}
 	uint64_t part = p.part + 4 * (uint64_t(i / dim) * chunks * dim + i % dim);
 	precise float y = 0.0;
-	for (uint c = 0; c < chunks; c++) {
-		y = y + Floats(part + 4 * uint64_t(c) * dim).v[0];
+	for (uint c = 0; c < chunks; c += AHEAD) {
+		float x[AHEAD];
+		[[unroll]] for (uint m = 0; m < AHEAD; m++) {
+			x[m] = Floats(part + 4 * uint64_t(min(c + m, chunks - 1)) * dim).v[0];
+		}
+		[[unroll]] for (uint m = 0; m < AHEAD; m++) {
+			if (c + m < chunks) {
+				y = y + x[m];
+			}
+		}
 	}
 	Floats(p.y).v[i] = y;
 }

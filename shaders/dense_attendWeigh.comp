@@ -15,13 +15,31 @@ const uint AHEAD = 16; // values of an invocation that are read before one is us
 
 shared float w[QUERIES][CHUNK]; // probabilities; 0 behind the last key
 
+// weigh adds the values of keys from..end to sum[n], each times its w[n]; w is 0 behind
+// the end, where the last value is read again.
+void weigh(inout float sum[QUERIES], Plane v, uint type, Seen seen, uint64_t row, uint from, uint end, uint d) {
+	for (uint j = from; j < end; j += AHEAD) {
+		float x[AHEAD];
+		[[unroll]] for (uint m = 0; m < AHEAD; m++) {
+			x[m] = one(v, type, (row + keyOf(seen, min(j + m, end - 1))) * v.width + d);
+		}
+		[[unroll]] for (uint m = 0; m < AHEAD; m++) {
+			[[unroll]] for (uint n = 0; n < QUERIES; n++) {
+				precise float product = w[n][j + m - from] * x[m];
+				precise float s = sum[n] + product;
+				sum[n] = s;
+			}
+		}
+	}
+}
+
 void main() {
 	Attention p = Attention(params);
 	uint t = gl_LocalInvocationIndex, i = gl_WorkGroupID.z;
 	uint group = p.heads / p.kvHeads, runs = (group + QUERIES - 1) / QUERIES;
 	uint g = gl_WorkGroupID.y / runs, in_ = gl_WorkGroupID.y % runs * QUERIES;
 	uint queries = min(QUERIES, group - in_);
-	Seen seen = seenBy(p, i);
+	Seen seen = seenBy(p, i), all = Seen(0, seen.start, seen.end);
 	Plane v = p.v;
 	uint dim = p.dim;
 	uint from = firstFrom(seen, (p.first + gl_WorkGroupID.x) * CHUNK), end = firstFrom(seen, (p.first + gl_WorkGroupID.x + 1) * CHUNK);
@@ -36,21 +54,18 @@ void main() {
 	}
 	barrier();
 	for (uint d = t; d < dim; d += 128) {
-		precise float sum[QUERIES];
+		float sum[QUERIES];
 		[[unroll]] for (uint n = 0; n < QUERIES; n++) {
 			sum[n] = 0.0;
 		}
-		for (uint j = from; j < end; j += AHEAD) {
-			float x[AHEAD];
-			[[unroll]] for (uint m = 0; m < AHEAD; m++) { // behind the end the last again, times 0
-				x[m] = one(v, (row + keyOf(seen, min(j + m, end - 1))) * v.width + d);
-			}
-			[[unroll]] for (uint m = 0; m < AHEAD; m++) {
-				[[unroll]] for (uint n = 0; n < QUERIES; n++) {
-					precise float product = w[n][j + m - from] * x[m];
-					sum[n] = sum[n] + product;
-				}
-			}
+		if (p.keys != 0) {
+			weigh(sum, v, v.type, seen, row, from, end, d);
+		} else if (v.type == KV_F16) {
+			weigh(sum, v, KV_F16, all, row, from, end, d);
+		} else if (v.type == KV_Q8) {
+			weigh(sum, v, KV_Q8, all, row, from, end, d);
+		} else {
+			weigh(sum, v, KV_F32, all, row, from, end, d);
 		}
 		[[unroll]] for (uint n = 0; n < QUERIES; n++) {
 			if (n < queries) {

@@ -5,6 +5,27 @@ const uint DIMS = 256; // floats of queries that are in shared memory at once
 shared float tile[QUERIES][DIMS];
 shared float half_[8][256]; // lanes that an invocation gives to its neighbour
 
+// products adds to sum[i], the lanes 8*half, 8*half+1, ... of an invocation, the products
+// of n floats of a key with those of query i in the tile, which is 0 behind them: there
+// the last of the key are read again.
+void products(inout float sum[QUERIES][8], Plane k, uint type, uint64_t at, uint n) {
+	for (uint c = 8 * (gl_LocalInvocationIndex % 2); c < n; c += 64) {
+		float f[4][8]; // all are read before one is used
+		[[unroll]] for (uint m = 0; m < 4; m++) {
+			eight(f[m], k, type, at + (c + 16 * m < n ? c + 16 * m : c));
+		}
+		[[unroll]] for (uint m = 0; m < 4; m++) {
+			[[unroll]] for (uint i = 0; i < QUERIES; i++) {
+				[[unroll]] for (uint j = 0; j < 8; j++) {
+					precise float product = f[m][j] * tile[i][c + 16 * m + j];
+					precise float s = sum[i][j] + product;
+					sum[i][j] = s;
+				}
+			}
+		}
+	}
+}
+
 // dots adds the products of a key's row with query i of at most QUERIES, `apart` floats
 // from one to the next. The whole workgroup calls it; those that are not live have no
 // key. most is told of the queries.
@@ -26,25 +47,24 @@ void dots(inout float sum[QUERIES][8], inout uint most, uint64_t q, uint queries
 		if (!live) {
 			continue;
 		}
-		for (uint c = 8 * (t % 2); c < n; c += 16) {
-			float f[8];
-			if (k.width % 16 != 0) { // one by one; what is behind the row counts as +0
+		if (k.width % 16 != 0) { // one by one; what is behind the row counts as +0
+			for (uint c = 8 * (t % 2); c < n; c += 16) {
 				[[unroll]] for (uint j = 0; j < 8; j++) {
-					f[j] = 0.0;
+					float f = 0.0;
 					if (c + j < n) {
-						f[j] = one(k, at + c + j);
+						f = one(k, k.type, at + c + j);
+					}
+					[[unroll]] for (uint i = 0; i < QUERIES; i++) {
+						precise float product = f * tile[i][c + j];
+						precise float s = sum[i][j] + product;
+						sum[i][j] = s;
 					}
 				}
-			} else {
-				eight(f, k, at + c);
 			}
-			[[unroll]] for (uint i = 0; i < QUERIES; i++) {
-				[[unroll]] for (uint j = 0; j < 8; j++) {
-					precise float product = f[j] * tile[i][c + j];
-					precise float s = sum[i][j] + product;
-					sum[i][j] = s;
-				}
-			}
+		} else if (k.type == KV_F16) {
+			products(sum, k, KV_F16, at, n);
+		} else {
+			products(sum, k, k.type, at, n);
 		}
 	}
 }
