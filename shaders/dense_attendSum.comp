@@ -10,7 +10,7 @@ const uint AHEAD = 8; // parts that are read before one is used
 
 void main() {
 	Attention p = Attention(params);
-	uint i = gl_WorkGroupID.x * 256 + gl_LocalInvocationIndex, dim = p.dim, chunks = p.chunks;
+	uint i = workgroup() * 256 + gl_LocalInvocationIndex, dim = p.dim, chunks = p.chunks;
 	if (i >= p.n * p.heads * dim) {
 		return;
 	}

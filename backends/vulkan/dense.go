@@ -188,6 +188,10 @@ func (s *denseDriver) Launch(kernel string, groups [3]int, params []byte) error 
 		return err
 	}
 	copy(mem, params)
+	// Only kernels with one number for a group have so many, and count x and y as one.
+	if most := int(s.d.groupCount); groups[0] > most && groups[1] == 1 && groups[2] == 1 {
+		groups[0], groups[1] = most, (groups[0]+most-1)/most
+	}
 	return s.launch(p, at, groups)
 }
 

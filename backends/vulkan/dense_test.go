@@ -1,6 +1,8 @@
 package vulkan
 
 import (
+	"math"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -90,6 +92,82 @@ func TestDenseAllocates(t *testing.T) {
 	})
 }
 
+// Where a device starts few groups in a row, steps of many have the same bits: long
+// vectors, caches and batches.
+func TestDenseManyGroups(t *testing.T) {
+	devices(t, func(t *testing.T, d *Device) {
+		defer func(n uint32) { d.groupCount = n }(d.groupCount)
+		d.groupCount = 3
+		on, err := d.NewDense("device", onHost(t), dense.Options{Room: 1 << 30})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const n, heads, dim, before, most = 30, 2, 64, 300, 100
+		rng := rand.New(rand.NewPCG(4, 1))
+		x, k, v := backendtest.Vectors(rng, n, heads*dim, 0), backendtest.Vectors(rng, before, dim, 0), backendtest.Vectors(rng, before, dim, 0)
+		norm, rows := backendtest.Vectors(rng, 1, dim, 0), make([]int32, before)
+		for i := range rows {
+			rows[i] = int32(i)
+		}
+		rope := &backends.Rope{Half: dim / 2, Cos: backendtest.Vectors(rng, 1000, dim/2, 0), Sin: backendtest.Vectors(rng, 1000, dim/2, 0)}
+		var out [2][5][n * heads * dim]float32
+		for i, b := range []backends.Backend{onHost(t), on} {
+			vec := func(capacity, dim int, data []float32) backends.Vec {
+				v, err := b.NewVec(capacity, dim)
+				if err != nil {
+					t.Fatal(err)
+				}
+				v.SetLen(capacity)
+				if data != nil {
+					b.Put(v, rows[:capacity], data)
+				}
+				return v
+			}
+			read := func(j int, v backends.Vec) {
+				t.Helper()
+				if err := b.Read(out[i][j][:v.Len()*v.Dim()], v); err != nil {
+					t.Fatal(err)
+				}
+			}
+			q, y, kx, vx, w := vec(n, heads*dim, x), vec(n, heads*dim, nil), vec(before, dim, k), vec(before, dim, v), vec(n, heads, x[:n*heads])
+			kv, err := b.NewKV(backends.KVShape{Layers: 2, Positions: 400, Heads: 1, KeyDim: dim, ValueDim: dim})
+			if err != nil {
+				t.Fatal(err)
+			}
+			chosen, err := b.NewKeys(n, most)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.RMSNorm(y, q, norm, 1e-6)
+			read(0, y)
+			b.RoPE(q, dim, rope, before)
+			read(1, q)
+			b.Store(kv, 1, 0, kx, vx)
+			kx.SetLen(n)
+			vx.SetLen(n)
+			b.Store(kv, 1, before, kx, vx)
+			b.Attend(y, q, kv, 1, before, &backends.Attention{Scale: 0.125})
+			read(2, y)
+			b.ChooseKeys(chosen, q, w, kv, 1, before)
+			b.Attend(y, q, kv, 1, before, &backends.Attention{Scale: 0.125, Keys: chosen})
+			read(3, y)
+			b.Combine(y, q, 1, x[:n], q)
+			b.Add(y, q)
+			read(4, y)
+			if err := b.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		for j, want := range out[0] {
+			for i := range want {
+				if got := out[1][j][i]; math.Float32bits(got) != math.Float32bits(want[i]) {
+					t.Fatalf("result %d: float %d is %x, want %x", j, i, got, want[i])
+				}
+			}
+		}
+	})
+}
+
 // What a driver may answer to the steps comes back from the next Read, and what is
 // lost stays lost.
 func TestDenseFaults(t *testing.T) {
@@ -144,8 +222,7 @@ func TestDenseFaults(t *testing.T) {
 		d.f.createPipelines = real.createPipelines
 		groups := d.groupCount
 		d.groupCount = 1
-		b.Scale(y, 1)
-		if err := b.Read(out, y); err == nil || !strings.Contains(err.Error(), "lower --chunk or --ctx") {
+		if err := multiply(); err == nil || !strings.Contains(err.Error(), "lower --chunk or --ctx") {
 			t.Errorf("a step of too many groups: %v", err)
 		}
 		d.groupCount = groups
