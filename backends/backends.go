@@ -77,7 +77,8 @@ type Holder interface {
 // A Taker is a Holder that may take the input of groups from where a backend keeps it.
 type Taker interface {
 	// Take makes the rows of x what the next groups have for input, in place of what
-	// Input gives. It says no if x does not lie where the holder reaches it.
+	// Input gives; x stays as it is until the last of them was started. It says no if x
+	// does not lie where the holder reaches it.
 	Take(x Vec) (bool, error)
 	// Give puts the outputs of the group under way, of all jobs one behind the other,
 	// into rows of out, and ends the group as Finish does; it may do so later, but

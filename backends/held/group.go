@@ -190,7 +190,7 @@ func (e *Experts) describe(layer int, jobs []backends.HeldJob, k int, bias [3]ui
 	list := view[Job](e.mem.Control, p.Jobs, 3*MostJobs)
 	index := view[[2]uint32](e.mem.Control, p.Index, 2*g.Rows)
 	out := dev + uint64(p.Out)
-	if e.mem.Direct != 0 && g.Single() {
+	if e.mem.Direct != 0 && g.Single() && !g.Taken { // what was taken may be given
 		out = e.mem.Direct
 	}
 	base := 0

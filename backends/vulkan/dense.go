@@ -286,9 +286,7 @@ func (s *denseDriver) Quantize(t quant.Type, to held.Form, x, u uint64, act back
 	if err != nil {
 		return err
 	}
-	p := form(to).quantize(x, u, fail.At, floats)
-	p.step = fail.Step
-	*(*quantizeParams)(unsafe.Pointer(&mem[0])) = p
+	*(*quantizeParams)(unsafe.Pointer(&mem[0])) = form(to).quantize(x, u, fail, floats)
 	return s.launch(pipeline, at, [3]int{(floats + 255) / 256, 1, 1})
 }
 

@@ -45,6 +45,9 @@ func denseOn(t *testing.T, d *Device) *backendtest.Dense {
 			}
 			return dense.New(poisoned{s}, host, dense.Options{Room: room, Resident: func(*backends.Matrix) bool { return true }})
 		},
+		Hold: func(layers map[int]backends.HeldLayer, k, most int) (backendtest.Taker, error) {
+			return d.newExperts(layers, k, most)
+		},
 		Types: types,
 	}
 }
@@ -81,6 +84,17 @@ func (p poisoned) Alloc(size int64) (uint64, error) {
 // An expert that stays where it is is computed on the device.
 func TestDenseExpert(t *testing.T) {
 	devices(t, func(t *testing.T, d *Device) { denseOn(t, d).Experts(t) })
+}
+
+// Groups whose input and outputs stay on the device have the bits of the CPU.
+func TestGive(t *testing.T) {
+	devices(t, func(t *testing.T, d *Device) {
+		on := denseOn(t, d)
+		on.Open = func(host backends.Backend, room int64) (backends.Backend, error) {
+			return d.NewDense("device", host, dense.Options{Room: room})
+		}
+		on.Give(t)
+	})
 }
 
 // Steps allocate nothing on the Go heap once each kind has run.

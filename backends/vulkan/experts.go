@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"sluice/backends"
+	"sluice/backends/dense"
 	"sluice/backends/held"
 	"sluice/internal/quant"
 )
@@ -31,7 +32,13 @@ type experts struct {
 	copied   point     // of the last copy
 	programs map[program]*commands
 	times    *queries // of a program's steps; nil: nobody asks
-	running  point    // of the group under way; no value: none
+	running  point    // of the group under way or, if it was given, of the last one; no value: none
+
+	from  *denseDriver  // of the vector that was taken last
+	x     uint64        // where that lies
+	fail  dense.Failure // where its steps tell of theirs
+	stays bool          // outputs of the group under way are in the scratch
+	fetch *commands     // that brings them from there; nil: nobody has asked
 }
 
 // A segment is a part of the staging buffer, or of lent memory, that waits to be copied.
@@ -46,7 +53,8 @@ type program struct {
 	layer backends.HeldLayer
 	act   backends.Activation
 	small bool
-	jobs  int // of one position, each with one row: counts are known and outputs go to the host directly; 0: any group
+	stays bool // no outputs go to the host
+	jobs  int  // of one position, each with one row: counts are known and outputs go to the host directly; 0: any group
 }
 
 const (
@@ -192,9 +200,16 @@ func (e *experts) Launch(g *held.Group) error {
 	}
 	indexOn := dev + uint64(p.Index)
 	jobsOf := func(part int) uint64 { return dev + uint64(p.Jobs) + uint64(part*g.Jobs*jobBytes) }
+	x, fail := e.in.at, dense.Failure{At: dev + topAt, Step: 1}
+	if e.stays = g.Taken; g.Taken {
+		if err := e.from.flush(); err != nil { // which makes x, and uses what groups before have put into the scratch
+			return err
+		}
+		x, fail = e.x, e.fail
+	}
 	*at[uint32](e.control, topAt) = 0
-	*at[quantizeParams](e.control, slot(0)) = xA.quantize(e.in.at, 0, dev+topAt, g.N*l.Dim)
-	*at[quantizeParams](e.control, slot(1)) = xB.quantize(e.in.at, 0, dev+topAt, g.N*l.Dim)
+	*at[quantizeParams](e.control, slot(0)) = xA.quantize(x, 0, fail, g.N*l.Dim)
+	*at[quantizeParams](e.control, slot(1)) = xB.quantize(x, 0, fail, g.N*l.Dim)
 	gates := g.Jobs
 	if l.Types[0] == l.Types[1] {
 		gates *= 2 // gate and up in one dispatch
@@ -203,11 +218,11 @@ func (e *experts) Launch(g *held.Group) error {
 	*at[rowsParams](e.control, slot(2)) = xA.rows(jobsOf(0), indexOn, gates, g.Longest, per, l.FF, l.Dim, l.Types[0])
 	_, per = d.rows(l.Types[1])
 	*at[rowsParams](e.control, slot(3)) = xB.rows(jobsOf(1), indexOn, g.Jobs, g.Longest, per, l.FF, l.Dim, l.Types[1])
-	*at[quantizeParams](e.control, slot(4)) = hidden.quantize(dev+uint64(p.Gate), dev+uint64(p.Up), dev+topAt, g.Rows*l.FF)
+	*at[quantizeParams](e.control, slot(4)) = hidden.quantize(dev+uint64(p.Gate), dev+uint64(p.Up), fail, g.Rows*l.FF)
 	_, per = d.rows(l.Types[2])
 	*at[rowsParams](e.control, slot(5)) = hidden.rows(jobsOf(2), indexOn, g.Jobs, g.Longest, per, l.Dim, l.FF, l.Types[2])
 
-	run := program{layer: l, act: g.Act, small: g.Rows <= smallRows}
+	run := program{layer: l, act: g.Act, small: g.Rows <= smallRows, stays: g.Taken}
 	if g.Single() {
 		run.jobs = g.Jobs
 	}
@@ -249,6 +264,9 @@ func (e *experts) record(c *commands, p program, q *queries) {
 		rows = min(rows, smallRows)
 	}
 	q.stamp(c, 0)
+	if p.stays {
+		c.wrote = stageCompute // of what x comes from
+	}
 	c.copy(e.onDevice, 0, e.control, 0, uint64(e.Places.Index+held.IndexBytes(rows)))
 	q.stamp(c, 1)
 	quantize := func(k kernel, i, floats int) {
@@ -282,6 +300,9 @@ func (e *experts) record(c *commands, p program, q *queries) {
 	q.stamp(c, 4)
 	multiply(l.Types[2], 5, l.Dim, p.jobs)
 	q.stamp(c, 5)
+	if p.stays {
+		return
+	}
 	c.barrier()
 	if p.jobs == 0 {
 		c.copy(e.out, resultsAt, e.onDevice, uint64(e.Places.Out), 4*uint64(rows)*uint64(l.Dim))
@@ -291,6 +312,9 @@ func (e *experts) record(c *commands, p program, q *queries) {
 }
 
 func (e *experts) Collect(floats int) ([]float32, error) {
+	if e.stays {
+		return e.bring(floats)
+	}
 	err := e.d.waitFor(e.running)
 	e.running = point{}
 	if err != nil {
@@ -327,6 +351,7 @@ func (e *experts) Free() error {
 	for _, c := range e.programs {
 		c.free()
 	}
+	e.fetch.free()
 	e.times.free()
 	err = errors.Join(err, e.Return())
 	for _, b := range append(e.arenas, e.control, e.onDevice, e.in, e.out, e.staging[0], e.staging[1]) {

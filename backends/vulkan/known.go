@@ -3,6 +3,7 @@ package vulkan
 import (
 	"fmt"
 
+	"sluice/backends/dense"
 	"sluice/internal/arith"
 )
 
@@ -27,11 +28,12 @@ func (d *Device) known() error {
 	for i := range b.host[formOff:] {
 		b.host[formOff+i] = 0xff // memory may come with the right answers of another device in it
 	}
+	fail := dense.Failure{At: b.at, Step: 1}
 	known := arith.NewKnown()
 	copy(slice[float32](b, gAt, n), known.G)
 	copy(slice[float32](b, uAt, n), known.U)
-	*at[quantizeParams](b, 128) = f.quantize(b.at+gAt, b.at+uAt, b.at, n)
-	*at[quantizeParams](b, 256) = formAt(b.at+formOff+8*n, n).quantize(b.at+gAt, b.at+uAt, b.at, n)
+	*at[quantizeParams](b, 128) = f.quantize(b.at+gAt, b.at+uAt, fail, n)
+	*at[quantizeParams](b, 256) = formAt(b.at+formOff+8*n, n).quantize(b.at+gAt, b.at+uAt, fail, n)
 	c.begin()
 	c.run(kernel{"quantize", 0, 1}, b, 128)
 	c.run(kernel{"quantize", 256, 1}, b, 256)

@@ -10,6 +10,7 @@ import (
 	"sluice/backends"
 	"sluice/backends/backendtest"
 	"sluice/backends/cpu"
+	"sluice/backends/dense"
 	"sluice/internal/quant"
 )
 
@@ -175,7 +176,7 @@ func TestOneWriter(t *testing.T) {
 		for _, c := range []struct{ block, n int }{{0, 1000}, {32, 256 * 3}, {32, 32 * 5}, {256, 256 * 5}} {
 			clear(b.host)
 			f := formAt(b.at+1<<17, 4096)
-			*at[quantizeParams](b, 128) = f.quantize(b.at+1<<16, 0, b.at, c.n)
+			*at[quantizeParams](b, 128) = f.quantize(b.at+1<<16, 0, dense.Failure{At: b.at, Step: 1}, c.n)
 			count(kernel{"quantize_count", uint32(c.block), 0}, 128)
 			what := fmt.Sprintf("quantize %+v", c)
 			if c.block == 0 {

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"sluice/backends"
+	"sluice/backends/dense"
 	"sluice/backends/held"
 	"sluice/internal/quant"
 )
@@ -82,8 +83,8 @@ type form held.Form
 
 func formAt(at uint64, floats int) form { return form(held.FormAt(at, floats)) }
 
-func (f form) quantize(x, u, top uint64, n int) quantizeParams {
-	return quantizeParams{groups: [4]uint32{uint32((n + 255) / 256), 1, 1, 0}, x: x, u: u, code: f.Code, scale: f.Scale, sum: f.Sum, top: top, n: uint32(n), step: 1}
+func (f form) quantize(x, u uint64, fail dense.Failure, n int) quantizeParams {
+	return quantizeParams{groups: [4]uint32{uint32((n + 255) / 256), 1, 1, 0}, x: x, u: u, code: f.Code, scale: f.Scale, sum: f.Sum, top: fail.At, n: uint32(n), step: fail.Step}
 }
 
 func (f form) rows(jobs, index uint64, count, most, perGroup, rows, cols int, t quant.Type) rowsParams {
