@@ -91,13 +91,11 @@ float silu(float x) {
 }
 
 // fromF16 is the value of a binary16, exactly, by integers; subnormals too. There
-// are no infinities and NaNs: they are refused at load.
+// are no infinities and NaNs: they are refused at load. Both kinds are made and one is
+// chosen, so that no branch stands between one load and the next.
 float fromF16(uint h) {
-	uint a = h & 0x7fffu;
-	uint sign = (h & 0x8000u) << 16;
-	if (a < 0x400u) { // a whole number of 2^-24
-		precise float f = float(a) * uintBitsToFloat(0x33800000u);
-		return uintBitsToFloat(floatBitsToUint(f) | sign);
-	}
-	return uintBitsToFloat(sign | ((a << 13) + (112u << 23)));
+	uint a = h & 0x7fffu, normal = (a << 13) + (112u << 23);
+	precise float small = uintBitsToFloat(normal + (1u << 23)) - uintBitsToFloat(0x38800000u); // a*2^-24
+	uint f = mix(normal, floatBitsToUint(small), a < 0x400u);
+	return uintBitsToFloat(f | (h & 0x8000u) << 16);
 }

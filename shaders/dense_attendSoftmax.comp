@@ -11,10 +11,9 @@
 #include "attend.glsl"
 
 const uint THREADS = 256;
+const uint AHEAD = 8; // scores of an invocation that are read before one is used
 layout(local_size_x = 256) in;
 #include "tree.glsl"
-
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Passed { float v[]; };
 
 shared float tops[THREADS];
 shared float sums[16];
@@ -23,13 +22,16 @@ void main() {
 	Attention p = Attention(params);
 	uint t = gl_LocalInvocationIndex, head = gl_WorkGroupID.x, i = gl_WorkGroupID.y;
 	Seen seen = seenBy(p, i);
-	uint64_t scores = p.score + 4 * ((uint64_t(i) * p.heads + head) * p.stride);
-	Floats score = Floats(scores);
-	Passed e_ = Passed(scores); // from who makes an e to who divides it
+	Floats score = Floats(p.score + 4 * ((uint64_t(i) * p.heads + head) * p.stride));
 	float largest = uintBitsToFloat(0xff800000u); // -infinity
-	for (uint j = seen.start + t; j < seen.end; j += 256) {
-		float s = score.v[j];
-		largest = s > largest ? s : largest;
+	for (uint j = seen.start + t; j < seen.end; j += 256 * AHEAD) {
+		float s[AHEAD];
+		[[unroll]] for (uint n = 0; n < AHEAD; n++) {
+			s[n] = score.v[min(j + 256 * n, seen.end - 1)];
+		}
+		[[unroll]] for (uint n = 0; n < AHEAD; n++) {
+			largest = s[n] > largest ? s[n] : largest;
+		}
 	}
 	tops[t] = largest;
 	barrier();
@@ -48,17 +50,17 @@ void main() {
 		largest = sink > largest ? sink : largest;
 	}
 	precise float sum = 0.0;
-	uint lane = t % 16;
-	for (uint c = p.first; c < p.first + p.chunks; c += 16) {
+	uint lane = t % 16, end = p.first + p.chunks;
+	for (uint c = p.first; c < end; c += 16) {
 		uint mine = c + t / 16;
 		precise float e = 0.0;
 		if (p.keys != 0) {
-			uint end = firstFrom(seen, (mine + 1) * CHUNK);
-			for (uint j = firstFrom(seen, mine * CHUNK); j < end; j++) {
+			uint last = firstFrom(seen, (mine + 1) * CHUNK);
+			for (uint j = firstFrom(seen, mine * CHUNK); j < last; j++) {
 				if (keyOf(seen, j) % 16 == lane) {
 					precise float d = score.v[j] - largest;
 					precise float x = expo(d);
-					e_.v[j] = x;
+					score.v[j] = x;
 					e = e + x;
 				}
 			}
@@ -72,7 +74,7 @@ void main() {
 				if (j + 16 * n >= seen.start && j + 16 * n < seen.end) {
 					precise float d = x[n] - largest;
 					precise float y = expo(d);
-					e_.v[j + 16 * n] = y;
+					score.v[j + 16 * n] = y;
 					e = e + y;
 				}
 			}
@@ -91,11 +93,30 @@ void main() {
 		precise float d = sink - largest;
 		sum = sum + expo(d);
 	}
-	memoryBarrierBuffer();
-	barrier();
 	precise float r = rcp(sum);
-	for (uint j = seen.start + t; j < seen.end; j += 256) {
-		precise float y = e_.v[j] * r;
-		e_.v[j] = y;
+	// Who has made an e divides it: what another writes it may not see.
+	for (uint c = p.first; c < end; c += 16) {
+		uint mine = c + t / 16;
+		if (p.keys != 0) {
+			uint last = firstFrom(seen, (mine + 1) * CHUNK);
+			for (uint j = firstFrom(seen, mine * CHUNK); j < last; j++) {
+				if (keyOf(seen, j) % 16 == lane) {
+					precise float y = score.v[j] * r;
+					score.v[j] = y;
+				}
+			}
+		} else {
+			float x[CHUNK / 16];
+			uint j = mine * CHUNK + lane;
+			[[unroll]] for (uint n = 0; n < CHUNK / 16; n++) {
+				x[n] = score.v[min(max(j + 16 * n, seen.start), seen.end - 1)];
+			}
+			[[unroll]] for (uint n = 0; n < CHUNK / 16; n++) {
+				if (j + 16 * n >= seen.start && j + 16 * n < seen.end) {
+					precise float y = x[n] * r;
+					score.v[j + 16 * n] = y;
+				}
+			}
+		}
 	}
 }

@@ -11,21 +11,23 @@
 
 layout(local_size_x = 128) in;
 
-const uint AHEAD = 16; // values of an invocation that are read before one is used
+const uint AHEAD = 32; // values of an invocation that are read before one is used
+const uint THREADS = 128;
 
-shared float w[QUERIES][CHUNK]; // probabilities; 0 behind the last key
+shared vec4 w[CHUNK]; // probabilities of QUERIES queries; 0 behind the last key
 
 // weigh adds the values of keys from..end to sum[n], each times its w[n]; w is 0 behind
-// the end, where the last value is read again.
-void weigh(inout float sum[QUERIES], Plane v, uint type, Seen seen, uint64_t row, uint from, uint end, uint d) {
+// the end, where the last value is read again. The values of key 0 begin at `first`.
+void weigh(inout float sum[QUERIES], Plane v, uint type, Seen seen, uint64_t first, uint from, uint end) {
 	for (uint j = from; j < end; j += AHEAD) {
 		float x[AHEAD];
 		[[unroll]] for (uint m = 0; m < AHEAD; m++) {
-			x[m] = one(v, type, (row + keyOf(seen, min(j + m, end - 1))) * v.width + d);
+			x[m] = one(v, type, first + uint64_t(keyOf(seen, min(j + m, end - 1))) * v.width);
 		}
 		[[unroll]] for (uint m = 0; m < AHEAD; m++) {
+			vec4 p = w[j + m - from];
 			[[unroll]] for (uint n = 0; n < QUERIES; n++) {
-				precise float product = w[n][j + m - from] * x[m];
+				precise float product = p[n] * x[m];
 				precise float s = sum[n] + product;
 				sum[n] = s;
 			}
@@ -41,36 +43,45 @@ void main() {
 	uint queries = min(QUERIES, group - in_);
 	Seen seen = seenBy(p, i), all = Seen(0, seen.start, seen.end);
 	Plane v = p.v;
-	uint dim = p.dim;
+	uint dim = p.dim, chunks = p.chunks;
 	uint from = firstFrom(seen, (p.first + gl_WorkGroupID.x) * CHUNK), end = firstFrom(seen, (p.first + gl_WorkGroupID.x + 1) * CHUNK);
 	uint64_t query = uint64_t(i) * p.heads + g * group + in_, row = uint64_t(g) * p.positions;
-	for (uint j = t; j < QUERIES * CHUNK; j += 128) {
-		uint n = j / CHUNK, key = from + j % CHUNK;
-		float x = 0.0;
-		if (n < queries && key < end) {
-			x = Floats(p.score + 4 * ((query + n) * p.stride + key)).v[0];
+	Floats score = Floats(p.score + 4 * (query * p.stride + from));
+	float x[CHUNK / THREADS][QUERIES];
+	[[unroll]] for (uint j = 0; j < CHUNK / THREADS; j++) {
+		[[unroll]] for (uint n = 0; n < QUERIES; n++) {
+			x[j][n] = 0.0;
+			if (n < queries && from + t + THREADS * j < end) {
+				x[j][n] = score.v[n * p.stride + t + THREADS * j];
+			}
 		}
-		w[n][j % CHUNK] = x;
+	}
+	[[unroll]] for (uint j = 0; j < CHUNK / THREADS; j++) {
+		w[t + THREADS * j] = vec4(x[j][0], x[j][1], x[j][2], x[j][3]);
 	}
 	barrier();
-	for (uint d = t; d < dim; d += 128) {
+	uint64_t to = p.part + 4 * (query * chunks + gl_WorkGroupID.x) * dim;
+	if (chunks == 1) {
+		to = p.y + 4 * query * dim;
+	}
+	for (uint d = t; d < dim; d += THREADS) {
 		float sum[QUERIES];
 		[[unroll]] for (uint n = 0; n < QUERIES; n++) {
 			sum[n] = 0.0;
 		}
+		uint64_t first = row * v.width + d;
 		if (p.keys != 0) {
-			weigh(sum, v, v.type, seen, row, from, end, d);
+			weigh(sum, v, v.type, seen, first, from, end);
 		} else if (v.type == KV_F16) {
-			weigh(sum, v, KV_F16, all, row, from, end, d);
+			weigh(sum, v, KV_F16, all, first, from, end);
 		} else if (v.type == KV_Q8) {
-			weigh(sum, v, KV_Q8, all, row, from, end, d);
+			weigh(sum, v, KV_Q8, all, first, from, end);
 		} else {
-			weigh(sum, v, KV_F32, all, row, from, end, d);
+			weigh(sum, v, KV_F32, all, first, from, end);
 		}
 		[[unroll]] for (uint n = 0; n < QUERIES; n++) {
 			if (n < queries) {
-				uint64_t to = p.chunks == 1 ? p.y + 4 * ((query + n) * dim + d) : p.part + 4 * (((query + n) * p.chunks + gl_WorkGroupID.x) * dim + d);
-				Floats(to).v[0] = sum[n];
+				Floats(to + 4 * (uint64_t(n) * chunks * dim + d)).v[0] = sum[n];
 			}
 		}
 	}

@@ -2,7 +2,7 @@
 // eight of its sixteen lanes each.
 const uint DIMS = 256; // floats of queries that are in shared memory at once
 
-shared float tile[QUERIES][DIMS];
+shared vec4 tile[QUERIES][DIMS / 4];
 shared float half_[8][256]; // lanes that an invocation gives to its neighbour
 
 // products adds to sum[i], the lanes 8*half, 8*half+1, ... of an invocation, the products
@@ -16,8 +16,9 @@ void products(inout float sum[QUERIES][8], Plane k, uint type, uint64_t at, uint
 		}
 		[[unroll]] for (uint m = 0; m < 4; m++) {
 			[[unroll]] for (uint i = 0; i < QUERIES; i++) {
+				vec4 q[2] = vec4[2](tile[i][c / 4 + 4 * m], tile[i][c / 4 + 4 * m + 1]);
 				[[unroll]] for (uint j = 0; j < 8; j++) {
-					precise float product = f[m][j] * tile[i][c + 16 * m + j];
+					precise float product = f[m][j] * q[j / 4][j % 4];
 					precise float s = sum[i][j] + product;
 					sum[i][j] = s;
 				}
@@ -35,13 +36,16 @@ void dots(inout float sum[QUERIES][8], inout uint most, uint64_t q, uint queries
 		uint n = min(DIMS, k.width - d);
 		uint64_t at = row * k.width + d;
 		barrier(); // nobody needs what was there
-		for (uint i = t; i < QUERIES * DIMS; i += 256) {
-			float x = 0.0;
-			if (i / DIMS < queries && i % DIMS < n) {
-				x = Floats(q + 4 * (uint64_t(i / DIMS) * apart + d + i % DIMS)).v[0];
-				look(most, x);
+		float x[QUERIES]; // all are read before one is used
+		[[unroll]] for (uint i = 0; i < QUERIES; i++) {
+			x[i] = 0.0;
+			if (i < queries && t < n) {
+				x[i] = Floats(q + 4 * (uint64_t(i) * apart + d + t)).v[0];
 			}
-			tile[i / DIMS][i % DIMS] = clean(x);
+		}
+		[[unroll]] for (uint i = 0; i < QUERIES; i++) {
+			look(most, x[i]);
+			tile[i][t / 4][t % 4] = clean(x[i]);
 		}
 		barrier();
 		if (!live) {
@@ -55,7 +59,7 @@ void dots(inout float sum[QUERIES][8], inout uint most, uint64_t q, uint queries
 						f = one(k, k.type, at + c + j);
 					}
 					[[unroll]] for (uint i = 0; i < QUERIES; i++) {
-						precise float product = f * tile[i][c + j];
+						precise float product = f * tile[i][c / 4 + j / 4][j % 4];
 						precise float s = sum[i][j] + product;
 						sum[i][j] = s;
 					}
