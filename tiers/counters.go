@@ -62,7 +62,7 @@ func Counters() []Counter {
 		{"pin_failures", "how often RAM could not be pinned for a device: copies from there take longer"},
 		{"tier_upload_s", "tier_upload_ns in seconds: how long experts took to be handed to devices"},
 		{"tier_upload_gbps", "tier_upload_bytes a nanosecond of tier_upload_ns, in GB/s; 0 without a device"},
-		{"command_buffer_rerecords", "command buffers recorded: once for each kind of layer and size of group, then submitted again and again"},
+		{"command_buffer_rerecords", "command buffers of groups of experts recorded: once for each kind of layer and size of group, then submitted again and again"},
 		{"gpu_launches_total", "kernels, recorded graphs and command buffers that were started on devices, uploads' included"},
 		{"cap_changes", "how often the cap was lowered while the model ran, because memory had become scarce"},
 		{"rss_bytes", "resident set of the process at the end of the run"},
