@@ -30,11 +30,11 @@ void main() {
 		ofPairs(tree, sum, queries);
 		barrier();
 		[[unroll]] for (uint n = 0; n < QUERIES / 2; n++) {
-			half_[n][t] = tree[n];
+			half_[n][0][t] = tree[n];
 		}
 		barrier();
 		[[unroll]] for (uint n = 0; n < QUERIES; n++) { // both invocations add all of them
-			float d = half_[n % (QUERIES / 2)][t / 2 * 2 + n / (QUERIES / 2)];
+			float d = half_[n % (QUERIES / 2)][0][t / 2 * 2 + n / (QUERIES / 2)];
 			if (n < queries && d >= uintBitsToFloat(TINY)) {
 				precise float product = clean(Floats(p.w).v[i * p.heads + h + n]) * d;
 				score = score + product;

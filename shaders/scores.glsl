@@ -3,7 +3,7 @@
 const uint DIMS = 256; // floats of queries that are in shared memory at once
 
 shared vec4 tile[QUERIES][DIMS / 4];
-shared float half_[8][256]; // lanes that an invocation gives to its neighbour
+shared float half_[QUERIES / 2][8][256]; // lanes that an invocation gives to its neighbour
 
 // products adds to sum[i], the lanes 8*half, 8*half+1, ... of an invocation, the products
 // of n floats of a key with those of query i in the tile, which is 0 behind them: there
@@ -79,17 +79,21 @@ void dots(inout float sum[QUERIES][8], inout uint most, uint64_t q, uint queries
 void ofPairs(out float tree[QUERIES / 2], float lane[QUERIES][8], uint queries) {
 	uint t = gl_LocalInvocationIndex;
 	bool odd = t % 2 != 0;
+	barrier();
+	[[unroll]] for (uint i = 0; i < QUERIES / 2; i++) {
+		if (i < queries) { // the workgroup agrees
+			[[unroll]] for (uint j = 0; j < 8; j++) {
+				half_[i][j][t] = odd ? lane[i][j] : lane[i + QUERIES / 2][j];
+			}
+		}
+	}
+	barrier();
 	[[unroll]] for (uint i = 0; i < QUERIES / 2; i++) {
 		tree[i] = 0.0;
-		if (i < queries) { // the workgroup agrees
-			barrier();
-			[[unroll]] for (uint j = 0; j < 8; j++) {
-				half_[j][t] = odd ? lane[i][j] : lane[i + QUERIES / 2][j];
-			}
-			barrier();
+		if (i < queries) {
 			precise float l[8];
 			[[unroll]] for (uint j = 0; j < 8; j++) {
-				l[j] = (odd ? lane[i + QUERIES / 2][j] : lane[i][j]) + half_[j][t ^ 1];
+				l[j] = (odd ? lane[i + QUERIES / 2][j] : lane[i][j]) + half_[i][j][t ^ 1];
 			}
 			precise float sum = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
 			tree[i] = sum;

@@ -21,6 +21,9 @@ func TestDense(t *testing.T) {
 	devices(t, func(t *testing.T, d *Device) {
 		rooms := map[string]int64{"all": 1 << 40, "some": 64 << 10, "none": 0}
 		if d.Software() { // which is slow
+			if raceEnabled && d.opt.Staging {
+				return
+			}
 			name := "all"
 			if d.opt.Staging {
 				name = "some"
