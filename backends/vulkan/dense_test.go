@@ -115,74 +115,143 @@ func TestDenseManyGroups(t *testing.T) {
 	devices(t, func(t *testing.T, d *Device) {
 		defer func(n uint32) { d.groupCount = n }(d.groupCount)
 		d.groupCount = 3
-		on, err := d.NewDense("device", onHost(t), dense.Options{Room: 1 << 30})
-		if err != nil {
-			t.Fatal(err)
-		}
-		const n, heads, dim, before, most = 30, 2, 64, 300, 100
-		rng := rand.New(rand.NewPCG(4, 1))
-		x, k, v := backendtest.Vectors(rng, n, heads*dim, 0), backendtest.Vectors(rng, before, dim, 0), backendtest.Vectors(rng, before, dim, 0)
-		norm, rows := backendtest.Vectors(rng, 1, dim, 0), make([]int32, before)
-		for i := range rows {
-			rows[i] = int32(i)
-		}
-		rope := &backends.Rope{Half: dim / 2, Cos: backendtest.Vectors(rng, 1000, dim/2, 0), Sin: backendtest.Vectors(rng, 1000, dim/2, 0)}
-		var out [2][5][n * heads * dim]float32
-		for i, b := range []backends.Backend{onHost(t), on} {
-			vec := func(capacity, dim int, data []float32) backends.Vec {
-				v, err := b.NewVec(capacity, dim)
-				if err != nil {
-					t.Fatal(err)
-				}
-				v.SetLen(capacity)
-				if data != nil {
-					b.Put(v, rows[:capacity], data)
-				}
-				return v
-			}
-			read := func(j int, v backends.Vec) {
-				t.Helper()
-				if err := b.Read(out[i][j][:v.Len()*v.Dim()], v); err != nil {
-					t.Fatal(err)
-				}
-			}
-			q, y, kx, vx, w := vec(n, heads*dim, x), vec(n, heads*dim, nil), vec(before, dim, k), vec(before, dim, v), vec(n, heads, x[:n*heads])
-			kv, err := b.NewKV(backends.KVShape{Layers: 2, Positions: 400, Heads: 1, KeyDim: dim, ValueDim: dim})
-			if err != nil {
-				t.Fatal(err)
-			}
-			chosen, err := b.NewKeys(n, most)
-			if err != nil {
-				t.Fatal(err)
-			}
-			b.RMSNorm(y, q, norm, 1e-6)
-			read(0, y)
-			b.RoPE(q, dim, rope, before)
-			read(1, q)
-			b.Store(kv, 1, 0, kx, vx)
-			kx.SetLen(n)
-			vx.SetLen(n)
-			b.Store(kv, 1, before, kx, vx)
+		alike(t, d, func(b *steps) {
+			const n, heads, dim, before = 30, 2, 64, 300
+			q, y, k, v := b.vec(n, heads*dim), b.vec(n, heads*dim), b.vec(before, dim), b.vec(before, dim)
+			kv := b.cache(backends.KVShape{Layers: 2, Positions: 400, Heads: 1, KeyDim: dim, ValueDim: dim})
+			b.RMSNorm(y, q, b.floats(dim), 1e-6)
+			b.read(y)
+			b.RoPE(q, dim, &backends.Rope{Half: dim / 2, Cos: b.floats(400 * dim / 2), Sin: b.floats(400 * dim / 2)}, before)
+			b.read(q)
+			b.Store(kv, 1, 0, k, v)
+			k.SetLen(n)
+			v.SetLen(n)
+			b.Store(kv, 1, before, k, v)
 			b.Attend(y, q, kv, 1, before, &backends.Attention{Scale: 0.125})
-			read(2, y)
-			b.ChooseKeys(chosen, q, w, kv, 1, before)
+			b.read(y)
+			chosen := b.keys(n, 100)
+			b.ChooseKeys(chosen, q, b.vec(n, heads), kv, 1, before)
 			b.Attend(y, q, kv, 1, before, &backends.Attention{Scale: 0.125, Keys: chosen})
-			read(3, y)
-			b.Combine(y, q, 1, x[:n], q)
+			b.read(y)
+			b.Combine(y, q, 1, b.floats(n), q)
 			b.Add(y, q)
-			read(4, y)
-			if err := b.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-		for j, want := range out[0] {
-			for i := range want {
-				if got := out[1][j][i]; math.Float32bits(got) != math.Float32bits(want[i]) {
-					t.Fatalf("result %d: float %d is %x, want %x", j, i, got, want[i])
-				}
-			}
-		}
+			b.read(y)
+		})
 	})
+}
+
+// Steps over tens of thousands of keys, thousands of positions and long vectors have the
+// same bits: kernels go through their outer loops often, and end them before a software
+// device does, which runs 65535 rounds of an invocation and then falls silent.
+func TestDenseLong(t *testing.T) {
+	devices(t, func(t *testing.T, d *Device) {
+		if d.opt.Staging {
+			return
+		}
+		alike(t, d, func(b *steps) {
+			const n, heads, dim, ctx = 2, 6, 64, 66000
+			q, y, k, v := b.vec(n, heads*dim), b.vec(n, heads*dim/2), b.vec(ctx, dim), b.vec(ctx, dim/2)
+			chosen := b.keys(n, 2048)
+			for _, typ := range []backends.KVType{backends.KVF16, backends.KVQ8} {
+				kv := b.cache(backends.KVShape{Layers: 1, Positions: ctx, Heads: 1, KeyDim: dim, ValueDim: dim / 2, Type: typ})
+				b.Store(kv, 0, 0, k, v)
+				for _, window := range []int{0, 777} {
+					b.Attend(y, q, kv, 0, ctx-n, &backends.Attention{Scale: 0.1, Window: window})
+					b.read(y)
+				}
+				b.ChooseKeys(chosen, q, b.vec(n, heads), kv, 0, ctx-n)
+				b.Attend(y, q, kv, 0, ctx-n, &backends.Attention{Scale: 0.1, Keys: chosen})
+				b.read(y)
+			}
+			s := backends.DeltaShape{Layers: 1, KeyHeads: 1, ValueHeads: 2, KeyDim: 128, ValueDim: 32, Taps: 4}
+			net, err := b.NewDelta(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const positions = 4000
+			y = b.vec(positions, 64)
+			b.DeltaNet(y, b.vec(positions, s.Channels()), b.vec(positions, 64), b.vec(positions, 2), b.vec(positions, 2), net, 0, 0,
+				&backends.DeltaNet{Conv: b.floats(4 * s.Channels()), A: []float32{-1, -2}, Bias: []float32{0.1, 0.2}, Norm: b.floats(32), Eps: 1e-6})
+			b.read(y)
+			x := b.vec(1, 200000)
+			b.RMSNorm(x, x, b.floats(200000), 1e-6)
+			b.read(x)
+		})
+	})
+}
+
+// Steps are of a backend, on random vectors, and keep what is read.
+type steps struct {
+	backends.Backend
+	t   *testing.T
+	rng *rand.Rand
+	out [][]float32
+}
+
+// alike does steps on the host and on a device, and wants the same bits of both.
+func alike(t *testing.T, d *Device, do func(b *steps)) {
+	t.Helper()
+	on, err := d.NewDense("device", onHost(t), dense.Options{Room: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out [2][][]float32
+	for i, be := range []backends.Backend{onHost(t), on} {
+		b := &steps{Backend: be, t: t, rng: rand.New(rand.NewPCG(4, 1))}
+		do(b)
+		out[i] = b.out
+		if err := be.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for j, want := range out[0] {
+		for i := range want {
+			if got := out[1][j][i]; math.Float32bits(got) != math.Float32bits(want[i]) {
+				t.Fatalf("result %d: float %d is %x, want %x", j, i, got, want[i])
+			}
+		}
+	}
+}
+
+func (b *steps) floats(n int) []float32 { return backendtest.Vectors(b.rng, 1, n, 0) }
+
+func (b *steps) vec(n, dim int) backends.Vec {
+	v, err := b.NewVec(n, dim)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	v.SetLen(n)
+	rows := make([]int32, n)
+	for i := range rows {
+		rows[i] = int32(i)
+	}
+	b.Put(v, rows, backendtest.Vectors(b.rng, n, dim, 0))
+	return v
+}
+
+func (b *steps) cache(s backends.KVShape) backends.KV {
+	kv, err := b.NewKV(s)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return kv
+}
+
+func (b *steps) keys(n, most int) backends.Keys {
+	k, err := b.NewKeys(n, most)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return k
+}
+
+func (b *steps) read(v backends.Vec) {
+	b.t.Helper()
+	x := make([]float32, v.Len()*v.Dim())
+	if err := b.Read(x, v); err != nil {
+		b.t.Fatal(err)
+	}
+	b.out = append(b.out, x)
 }
 
 // What a driver may answer to the steps comes back from the next Read, and what is
