@@ -1,6 +1,9 @@
 package vulkan
 
-import "unsafe"
+import (
+	"time"
+	"unsafe"
+)
 
 // A commands is a command buffer: recorded once, submitted as often as wanted.
 type commands struct {
@@ -186,6 +189,10 @@ func (c *commands) free() {
 	}
 }
 
+// patience is how long a wait looks before it sleeps: to be woken costs tens of
+// microseconds, and a layer's steps take about a hundred.
+const patience = 200 * time.Microsecond
+
 // waitFor waits until a queue has come to a point.
 func (d *Device) waitFor(p point) error {
 	if d.lost != nil {
@@ -197,6 +204,17 @@ func (d *Device) waitFor(p point) error {
 	a := d.a
 	mark := a.mark()
 	defer a.release(mark)
+	if d.patience > 0 {
+		reached := put(a, uint64(0))
+		for start := time.Now(); time.Since(start) < d.patience; {
+			if err := d.failed("vkGetSemaphoreCounterValue", d.f.reached.call(d.handle, uintptr(p.q.timeline), addr(reached))); err != nil {
+				return err
+			}
+			if *reached >= p.value {
+				break
+			}
+		}
+	}
 	info := put(a, semaphoreWaitInfo{header: header{sType: stSemaphoreWait}, count: 1, semaphores: addr(put(a, p.q.timeline)), values: addr(put(a, p.value))})
 	return d.failed("vkWaitSemaphores", d.f.wait.call(d.handle, addr(info), ^uintptr(0)))
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -45,10 +46,11 @@ type Device struct {
 	dot       bool   // kernels use the instruction
 
 	buffers  map[*buffer]bool
-	before   uint64 // bytes in use when it was opened, by the driver's count
-	lost     error  // of the device, once it is known
-	recorded int64  // command buffers recorded again
-	launches int64  // of them submitted
+	before   uint64        // bytes in use when it was opened, by the driver's count
+	lost     error         // of the device, once it is known
+	patience time.Duration // how long a wait looks by itself before it sleeps
+	recorded int64         // command buffers recorded again
+	launches int64         // of them submitted
 }
 
 // A queue takes command buffers in order; its timeline says how far it has come.
@@ -66,7 +68,7 @@ type functions struct {
 	createModule, destroyModule, createLayout, destroyLayout, createPipelines, destroyPipeline fn
 	createPool, destroyPool, allocateCommands, freeCommands, begin, end                        fn
 	bindPipeline, pushConstants, dispatch, dispatchIndirect, barrier, copyBuffer               fn
-	submit, createSemaphore, destroySemaphore, wait                                            fn
+	submit, createSemaphore, destroySemaphore, wait, reached                                   fn
 	createQueries, destroyQueries, resetQueries, writeTimestamp, queryResults                  fn
 	hostPointer                                                                                fn // 0: memory of the host cannot be imported
 }
@@ -86,7 +88,7 @@ func (d *Device) names() map[string]*fn {
 		"vkCmdBindPipeline": &f.bindPipeline, "vkCmdPushConstants": &f.pushConstants, "vkCmdDispatch": &f.dispatch, "vkCmdDispatchIndirect": &f.dispatchIndirect,
 		"vkCmdPipelineBarrier": &f.barrier, "vkCmdCopyBuffer": &f.copyBuffer,
 		"vkQueueSubmit": &f.submit, "vkCreateSemaphore": &f.createSemaphore, "vkDestroySemaphore": &f.destroySemaphore,
-		"vkWaitSemaphores":  &f.wait,
+		"vkWaitSemaphores": &f.wait, "vkGetSemaphoreCounterValue": &f.reached,
 		"vkCreateQueryPool": &f.createQueries, "vkDestroyQueryPool": &f.destroyQueries, "vkCmdResetQueryPool": &f.resetQueries,
 		"vkCmdWriteTimestamp": &f.writeTimestamp, "vkGetQueryPoolResults": &f.queryResults,
 	}
@@ -111,6 +113,9 @@ func (in *Instance) Open(i int, opt Options) (*Device, error) {
 	}
 	d := &Device{Info: p.info, in: in, opt: opt, place: place, modules: map[string]uint64{}, pipelines: map[kernel]uint64{}, buffers: map[*buffer]bool{}}
 	d.dot = p.info.dot13 && !opt.Emulate
+	if !d.Software() { // which needs the processor that would look
+		d.patience = patience
+	}
 	if d.a, err = newArena(1 << 20); err != nil {
 		return nil, err
 	}
