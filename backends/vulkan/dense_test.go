@@ -324,7 +324,11 @@ func TestDenseFaults(t *testing.T) {
 		}
 
 		// The device is lost, at the submission and while it is waited for.
-		for _, f := range []*fn{&d.f.submit, &d.f.wait} {
+		calls := []*fn{&d.f.submit, &d.f.wait}
+		if d.patience > 0 {
+			calls = append(calls, &d.f.reached)
+		}
+		for _, f := range calls {
 			was := *f
 			*f = fails(errDeviceLost)
 			wants(t, multiply(), "lost the device", "--backend cpu")

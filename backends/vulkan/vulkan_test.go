@@ -42,6 +42,9 @@ func devices(t *testing.T, test func(t *testing.T, d *Device)) {
 						t.Error(err)
 					}
 				}()
+				if opt.Staging {
+					d.patience = patience // of software devices too
+				}
 				test(t, d)
 			})
 		}
