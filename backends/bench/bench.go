@@ -70,6 +70,10 @@ type Driver interface {
 	Wait() error
 }
 
+// warmUp is how long samples are thrown away: an idle device takes some tens of
+// milliseconds to come to its clock.
+const warmUp = 200 * time.Millisecond
+
 // UploadBytes are what an upload moves.
 const UploadBytes = 8 * UploadRun
 
@@ -101,12 +105,12 @@ func Measure(s Shape, e *held.Experts, d Driver) (*Measurement, error) {
 		m.GroupBytes += int64(s.K) * int64(len(p))
 	}
 	start, finish := Groups(s, e)
-	for sample := -2; sample < s.Samples; sample++ { // two to warm up
+	for begin := time.Now(); len(m.Group) < s.Samples; {
 		group, wall, copied, err := d.Sample(start, finish)
 		if err != nil {
 			return nil, err
 		}
-		if sample >= 0 {
+		if time.Since(begin) > warmUp {
 			m.Group, m.Wall, m.Copy = append(m.Group, group), append(m.Wall, wall), append(m.Copy, copied)
 		}
 	}

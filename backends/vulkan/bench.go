@@ -76,7 +76,7 @@ func (q *queries) read() ([]float64, error) {
 }
 
 // Steps are what a group's device time is divided into.
-var Steps = []string{"parameters", "quantize", "gate and up", "activation", "down", "results"}
+var Steps = []string{"input", "gate and up", "activation", "down", "results"}
 
 // Bench measures groups of experts against copies in the device's own memory.
 func (d *Device) Bench(s bench.Shape) (*bench.Measurement, error) {
@@ -179,13 +179,20 @@ func (b *measured) group(start, finish func() error) (ns []float64, wall time.Du
 	return ns, wall, err
 }
 
+// Sample lets a group follow another one, as it does while a model runs: what a copy
+// has written is on its way from the device's caches to its memory for a while.
 func (b *measured) Sample(start, finish func() error) (group, wall, copied float64, err error) {
+	if copied, err = b.copies.run(); err != nil {
+		return 0, 0, 0, err
+	}
+	if _, _, err := b.group(start, finish); err != nil {
+		return 0, 0, 0, err
+	}
 	ns, w, err := b.group(start, finish)
 	if err != nil {
 		return 0, 0, 0, err
 	}
-	copied, err = b.copies.run()
-	return ns[0], float64(w.Nanoseconds()), copied, err
+	return ns[0], float64(w.Nanoseconds()), copied, nil
 }
 
 func (b *measured) Upload() (err error) {
@@ -265,7 +272,7 @@ func (d *Device) newCopier(bytes int64) (k *copier, err error) {
 	k.c.copy(k.b, 0, k.a, 0, uint64(bytes))
 	k.times.stamp(k.c, 1)
 	groups := uint32(bytes / copyGroup)
-	k.c.run(kernel{"copy", 0, 0}, k.param, 0, min(groups, 1<<15), (groups+(1<<15-1))>>15, 1)
+	k.c.run(kernel{shader: "copy"}, k.param, 0, min(groups, 1<<15), (groups+(1<<15-1))>>15, 1)
 	k.times.stamp(k.c, 2)
 	return k, k.c.end()
 }
