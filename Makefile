@@ -101,7 +101,7 @@ GLSLC   := glslc --target-env=vulkan1.2
 
 shaders:
 	@for s in $(SHADERS); do $(GLSLC) shaders/$$s.comp -o $(SPIRV)/$$s.spv || exit 1; done
-	@for s in quantize rows floats; do $(GLSLC) -DCOUNT shaders/$$s.comp -o $(SPIRV)/$${s}_count.spv || exit 1; done
+	@for s in quantize rows floats planes; do $(GLSLC) -DCOUNT shaders/$$s.comp -o $(SPIRV)/$${s}_count.spv || exit 1; done
 	@$(GLSLC) -DDOT shaders/rows.comp -o $(SPIRV)/rows_dot.spv
 	@gzip -nf9 $(SPIRV)/*.spv
 

@@ -28,7 +28,9 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Pa
 	uint64_t sum;   // int32 [n/16]
 	uint64_t top;   // one word: becomes step, if it is 0, where an |x| is above 2^50 or NaN
 	uint n, step;
-} ;
+	uint64_t from, to; // of words that are copied by further workgroups, 256 by each
+	uint words;
+};
 layout(push_constant) uniform Push { uint64_t params; };
 
 shared uint top[8];
@@ -38,6 +40,16 @@ void main() {
 	Params p = Params(params);
 	uint t = gl_LocalInvocationIndex;
 	uint at = gl_WorkGroupID.x * 256 + 4 * t;
+	uint whole = (p.n + 255) & ~255u;
+	if (at >= whole) {
+		at -= whole;
+		for (uint i = 0; i < 4; i++) {
+			if (at + i < p.words) {
+				Words(p.to).v[at + i] = Words(p.from).v[at + i];
+			}
+		}
+		return;
+	}
 	if (t < 8) {
 		top[t] = 0;
 	}
@@ -45,24 +57,37 @@ void main() {
 		sums[t] = 0;
 	}
 	barrier();
-	precise float x[4] = float[4](0, 0, 0, 0);
+	precise float x[4] = float[4](0, 0, 0, 0), u[4] = float[4](0, 0, 0, 0);
 	uint most = 0;
 	uint here = at >= p.n ? 0 : min(4u, p.n - at);
-	for (uint i = 0; i < 4; i++) {
-		if (i < here) {
-			x[i] = Floats(p.x).v[at + i];
-			if (GATE != 0) {
-				precise float u = Floats(p.u).v[at + i];
-				if (GATE == 2) {
-					x[i] = uintBitsToFloat(0x3fd9db23u) * (x[i] > 7.0 ? 7.0 : x[i]);
-					u = u > 7.0 ? 7.0 : u;
-					u = u < -7.0 ? -7.0 : u;
-					u = (u + 1.0) * uintBitsToFloat(0x3f16694au);
-				}
-				x[i] = silu(x[i]) * u;
-			}
-			most = max(most, floatBitsToUint(x[i]) & ~SIGN);
+	if (here == 4 && ((uint(p.x) | uint(p.u)) & 15) == 0) {
+		uvec4 all = Quads(p.x).v[at / 4];
+		x = float[4](uintBitsToFloat(all.x), uintBitsToFloat(all.y), uintBitsToFloat(all.z), uintBitsToFloat(all.w));
+		if (GATE != 0) {
+			all = Quads(p.u).v[at / 4];
+			u = float[4](uintBitsToFloat(all.x), uintBitsToFloat(all.y), uintBitsToFloat(all.z), uintBitsToFloat(all.w));
 		}
+	} else {
+		[[unroll]] for (uint i = 0; i < 4; i++) {
+			if (i < here) {
+				x[i] = Floats(p.x).v[at + i];
+				if (GATE != 0) {
+					u[i] = Floats(p.u).v[at + i];
+				}
+			}
+		}
+	}
+	[[unroll]] for (uint i = 0; i < 4; i++) { // what is not there is 0 and stays 0
+		if (GATE == 2) {
+			x[i] = uintBitsToFloat(0x3fd9db23u) * (x[i] > 7.0 ? 7.0 : x[i]);
+			u[i] = u[i] > 7.0 ? 7.0 : u[i];
+			u[i] = u[i] < -7.0 ? -7.0 : u[i];
+			u[i] = (u[i] + 1.0) * uintBitsToFloat(0x3f16694au);
+		}
+		if (GATE != 0) {
+			x[i] = silu(x[i]) * u[i];
+		}
+		most = max(most, floatBitsToUint(x[i]) & ~SIGN);
 	}
 	if (most > LARGEST) {
 		atomicCompSwap(Words(p.top).v[0], 0, p.step);
@@ -82,7 +107,7 @@ void main() {
 	int sum = 0;
 	if (!none) {
 		precise float s = 127.0 * rcp(uintBitsToFloat(a));
-		for (uint i = 0; i < 4; i++) {
+		[[unroll]] for (uint i = 0; i < 4; i++) {
 			precise float r = x[i] * s + 12582912.0;
 			int c = int(floatBitsToUint(r) - 0x4b400000u);
 			word |= (uint(c) & 0xffu) << (8 * i);
@@ -94,9 +119,11 @@ void main() {
 	if (here == 0) {
 		return;
 	}
-	put(p.code + at, word);
+	const uint SIZE = BLOCK == 256 ? 256 : 32;
+	uint b = at / SIZE, c = at % SIZE / 16;
+	put(p.code + 16 * (((b >> 3) * (SIZE / 16) + c) * 8 + (b & 7)) + (at & 15), word);
 	if (t % 4 == 0) {
-		put(p.sum + at / 4, uint(sums[t / 4]));
+		put(p.sum + 4 * (BLOCK == 32 ? at / 16 : (((b >> 3) * 4 + c / 4) * 8 + (b & 7)) * 4 + c % 4), uint(sums[t / 4]));
 	}
 	if ((at & (BLOCK - 1)) == 0) {
 		precise float d = uintBitsToFloat(a) * uintBitsToFloat(0x3c010204u);

@@ -9,7 +9,7 @@ import (
 // zeros, and none lets a compiler fuse, reorder or approximate: each add, subtract
 // and multiply is NoContraction, and nothing else computes with floats.
 func TestBinaries(t *testing.T) {
-	moves := map[string]bool{"copy": true, "dense_runs": true, "dense_choose": true} // compute with no floats
+	moves := map[string]bool{"copy": true, "planes": true, "planes_count": true, "dense_runs": true, "dense_choose": true} // compute with no floats
 	entries, err := files.ReadDir(".")
 	if err != nil {
 		t.Fatal(err)

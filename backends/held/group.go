@@ -76,14 +76,18 @@ type Form struct {
 	Code, Scale, Sum uint64 // Code holds floats for float rows
 }
 
+// formRun is the floats of eight blocks of 256, which a driver may lay side by side.
+const formRun = 2048
+
 // FormBytes is what a form of so many floats takes, whatever the type.
 func FormBytes(floats int) int64 {
-	return 4*int64(floats) + 4*int64(floats)/32 + 4*int64(floats)/16 + 3*Align
+	n := (int64(floats) + formRun - 1) &^ (formRun - 1)
+	return 4*n + 4*n/32 + 4*n/16 + 3*Align
 }
 
 // FormAt lays a form of so many floats out from an address on.
 func FormAt(at uint64, floats int) Form {
-	n := int64(floats)
+	n := (int64(floats) + formRun - 1) &^ (formRun - 1)
 	f := Form{Code: at}
 	f.Scale = uint64(aligned(int64(f.Code) + 4*n))
 	f.Sum = uint64(aligned(int64(f.Scale) + n/8))

@@ -19,7 +19,7 @@ type denseDriver struct {
 	regions   []*region
 	shared    []*buffer
 	pipelines map[string]uint64 // of the kernels of Launch
-	stage     *buffer           // host memory that uploads pass through; nil: the host writes the device's
+	stage     *buffer           // host memory that uploads pass through
 	upload    *commands
 
 	batches  [batches]batch // by turns
@@ -75,10 +75,11 @@ func (d *Device) newDense(name string) (s *denseDriver, err error) {
 	s = &denseDriver{d: d, name: name, pipelines: map[string]uint64{}}
 	if s.onDevice, err = d.buffer(weights, batches*batchBytes); err == nil {
 		if s.params = s.onDevice; s.params.host == nil {
-			if s.params, err = d.buffer(up, batches*batchBytes); err == nil {
-				s.stage, err = d.buffer(up, denseStage)
-			}
+			s.params, err = d.buffer(up, batches*batchBytes)
 		}
+	}
+	if err == nil {
+		s.stage, err = d.buffer(up, denseStage+held.Align)
 	}
 	for i := range s.batches {
 		if err == nil {
@@ -140,26 +141,37 @@ func (s *denseDriver) Share(size int64) (uint64, []byte, error) {
 }
 
 // Upload waits for all that was launched, which may read what is there.
-func (s *denseDriver) Upload(at uint64, _ quant.Type, data []byte) error {
+func (s *denseDriver) Upload(at uint64, t quant.Type, data []byte) error {
 	if err := s.Wait(); err != nil {
 		return err
 	}
+	blocks := t.Kind() != quant.Float
 	var to *region
 	for _, r := range s.regions {
 		if at >= r.at && at < r.at+r.size {
 			to = r
 		}
 	}
-	offset := at - to.at
-	if to.host != nil {
-		copy(to.host[offset:], data)
+	if to.host != nil && !blocks {
+		copy(to.host[at-to.at:], data)
 		return nil
 	}
-	for len(data) > 0 {
-		n := copy(s.stage.host, data)
+	for offset := 0; offset < len(data); {
+		n := copy(s.stage.host[:denseStage], data[offset:])
 		c := s.upload
 		c.begin()
-		c.copy(to.buffer, offset, s.stage, 0, uint64(n))
+		if blocks {
+			_, block := t.Block()
+			if offset+n < len(data) {
+				n -= n % (planesBlocks * block)
+			}
+			k, p := planes(t, s.stage.at, at, offset, n, len(data))
+			*(*planesParams)(unsafe.Pointer(&s.stage.host[denseStage])) = p
+			c.run(k, s.stage, denseStage, p.groups[0], 1, 1)
+		} else {
+			c.copy(to.buffer, at-to.at+uint64(offset), s.stage, 0, uint64(n))
+		}
+		c.barrier()
 		if err := c.end(); err != nil {
 			return err
 		}
@@ -170,7 +182,7 @@ func (s *denseDriver) Upload(at uint64, _ quant.Type, data []byte) error {
 		if err := s.d.waitFor(p); err != nil {
 			return err
 		}
-		data, offset = data[n:], offset+uint64(n)
+		offset += n
 	}
 	return nil
 }
@@ -197,7 +209,7 @@ func (s *denseDriver) Launch(kernel string, groups [3]int, params []byte) error 
 }
 
 // named is a kernel of Launch.
-func named(name string) kernel { return kernel{"dense_" + name, 0, 0} }
+func named(name string) kernel { return kernel{shader: "dense_" + name} }
 
 // slot is where the parameters of the next launch belong, by the host's view and by
 // the device's.
@@ -301,8 +313,8 @@ type multiplyParams struct {
 // Multiply waits for the form that is multiplied, but not for another Multiply of
 // the same.
 func (s *denseDriver) Multiply(p *dense.Product) error {
-	k, per := s.d.rows(p.Type)
-	pipeline, err := s.d.pipeline(k)
+	k := s.d.rows(p.Type, p.N)
+	pipeline, err := s.d.pipeline(k.kernel)
 	if err != nil {
 		return err
 	}
@@ -311,7 +323,7 @@ func (s *denseDriver) Multiply(p *dense.Product) error {
 		return err
 	}
 	m := multiplyParams{
-		rowsParams: form(p.In).rows(at+uint64(unsafe.Offsetof(multiplyParams{}.job)), 0, 1, p.N, per, p.Rows, p.Cols, p.Type),
+		rowsParams: form(p.In).rows(k, at+uint64(unsafe.Offsetof(multiplyParams{}.job)), 0, 1, p.N, p.Rows, p.Cols, p.Type),
 		job:        rowsJob{W: p.W, Y: p.Y, Bias: p.Bias, First: uint32(p.First), N: uint32(p.N), Stride: uint32(p.Stride), Step: uint32(p.Step)},
 	}
 	*(*multiplyParams)(unsafe.Pointer(&mem[0])) = m

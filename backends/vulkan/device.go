@@ -109,7 +109,7 @@ func (in *Instance) Open(i int, opt Options) (*Device, error) {
 		return nil, err
 	}
 	if opt.Staging {
-		place.direct = false
+		place.direct, place.near = false, -1
 	}
 	d := &Device{Info: p.info, in: in, opt: opt, place: place, modules: map[string]uint64{}, pipelines: map[kernel]uint64{}, buffers: map[*buffer]bool{}}
 	d.dot = p.info.dot13 && !opt.Emulate
@@ -275,8 +275,8 @@ func (d *Device) failed(call string, r result) error {
 
 // A kernel names a pipeline: a shader and its constants.
 type kernel struct {
-	shader string
-	c0, c1 uint32
+	shader     string
+	c0, c1, c2 uint32
 }
 
 // pipeline makes a kernel's pipeline, once.
@@ -301,7 +301,7 @@ func (d *Device) pipeline(k kernel) (uint64, error) {
 		module = *out
 		d.modules[k.shader] = module
 	}
-	spec := put(a, specializationInfo{count: 2, entries: list(a, []specializationEntry{{0, 0, 4}, {1, 4, 4}}), size: 8, data: list(a, []uint32{k.c0, k.c1})})
+	spec := put(a, specializationInfo{count: 3, entries: list(a, []specializationEntry{{0, 0, 4}, {1, 4, 4}, {2, 8, 4}}), size: 12, data: list(a, []uint32{k.c0, k.c1, k.c2})})
 	info := put(a, computePipelineCreateInfo{header: header{sType: stComputePipeline}, layout: d.layout, baseIndex: -1,
 		stage: pipelineStageCreateInfo{header: header{sType: stPipelineStageCreate}, stage: shaderStageCompute, module: module, name: text(a, "main"), specialization: addr(spec)}})
 	if err := check("vkCreateComputePipelines", d.f.createPipelines.call(d.handle, 0, 1, addr(info), 0, addr(out))); err != nil {
@@ -327,11 +327,21 @@ const (
 	weights where = iota // of the device's own
 	up
 	down
+	near // written by the host; the device's own if there is such
 	lent // the host's, imported
 )
 
-// buffer allocates memory, which the host sees but for weights that need staging.
+// buffer allocates memory, which the host sees but for weights that need staging. The
+// host's own is taken where there is no more near it.
 func (d *Device) buffer(w where, size int64) (*buffer, error) {
+	b, err := d.take(w, size)
+	if err != nil && w == near && d.place.near >= 0 && d.lost == nil {
+		return d.take(up, size)
+	}
+	return b, err
+}
+
+func (d *Device) take(w where, size int64) (*buffer, error) {
 	if d.lost != nil {
 		return nil, d.lost
 	}
@@ -343,7 +353,7 @@ func (d *Device) buffer(w where, size int64) (*buffer, error) {
 	d.buffers[b] = true
 	fail := func(err error) (*buffer, error) {
 		d.drop(b)
-		return nil, fmt.Errorf("%w (%d bytes of %s)", err, size, [...]string{"device memory", "memory that the host writes", "memory that the host reads"}[w])
+		return nil, fmt.Errorf("%w (%d bytes of %s)", err, size, [...]string{"device memory", "memory that the host writes", "memory that the host reads", "memory that the host writes"}[w])
 	}
 	out := put(a, uint64(0))
 	info := put(a, bufferCreateInfo{header: header{sType: stBufferCreateInfo}, size: uint64(size),

@@ -18,18 +18,16 @@ type experts struct {
 	rows   int       // output vectors of a group at most
 	arenas []*buffer // of Alloc
 
-	control  *buffer // host: parameters, jobs, index; copied to the device first
-	onDevice *buffer // that copy, then the scratch
+	control  *buffer // near: parameters, jobs, index
+	onDevice *buffer // room for a copy of that, then the scratch
+	params   *buffer // of them, where kernels read the control block
 	in, out  *buffer
-	lent     []*buffer  // memory of the host that needs no staging
-	borrowed bool       // some of what waits for Send lies there
-	staging  [2]*buffer // by turns
-	upload   [2]*commands
-	staged   [2]point // at which each is free
+	lent     []*buffer // memory of the host that needs no staging
+	borrowed bool      // some of what waits for Send lies there
+	staging  [2]stage  // by turns
 	turn     int
-	filled   int       // bytes of the staging buffer whose turn it is that wait for Send
-	pending  []segment // of them
-	copied   point     // of the last copy
+	copied   point // of the last copy
+	laid     point // of the last planes
 	programs map[program]*commands
 	times    *queries // of a program's steps; nil: nobody asks
 	running  point    // of the group under way or, if it was given, of the last one; no value: none
@@ -41,11 +39,30 @@ type experts struct {
 	fetch *commands     // that brings them from there; nil: nobody has asked
 }
 
-// A segment is a part of the staging buffer, or of lent memory, that waits to be copied.
+// A stage is what uploads pass through: blocks come to raw, in the device's memory,
+// where they become planes; what is no blocks goes where it belongs at once.
+type stage struct {
+	host   *buffer // what is copied from; raw itself where the host writes the device's memory
+	raw    *buffer
+	filled int       // bytes of both that wait for Send
+	copies []segment // of them, or of lent memory
+	blocks []blocks  // in raw
+	copy   *commands
+	lay    *commands // makes the planes
+	free   point     // when it may be used again
+}
+
+// A segment waits to be copied.
 type segment struct {
 	to, from     *buffer
 	toAt, fromAt uint64
 	size         uint64
+}
+
+// Blocks wait to become planes: a kernel and its parameters.
+type blocks struct {
+	kernel
+	planesParams
 }
 
 // A program is a recording: what it depends on.
@@ -58,16 +75,16 @@ type program struct {
 }
 
 const (
-	// The head of the control block: one word that kernels change when an activation is
-	// out of range, and parameters.
-	topAt   = 0
-	slotsAt = 128
+	// The head of the control block are parameters. If it lies in the host's memory the
+	// first kernel copies all but its own.
+	slotsAt = 0
 	head    = slotsAt + 6*slotBytes
-	// resultsAt is where outputs begin behind a copy of that word.
+	// resultsAt is where outputs begin behind that word.
 	resultsAt = 16
 
 	smallRows   = 64
 	stagingSize = 32 << 20
+	stageRuns   = 256 // of blocks in a stage, at most
 )
 
 // slot is where the parameters of a step lie in the control block.
@@ -96,16 +113,25 @@ func (d *Device) newExperts(layers map[int]backends.HeldLayer, k, most int) (e *
 		return b
 	}
 	p := &e.Places
-	e.control = buffer(up, p.Control)
+	e.control = buffer(near, p.Control)
 	e.onDevice = buffer(weights, p.Size)
-	e.in = buffer(up, max(p.Input, held.Align)) // a dense model has no experts
+	e.in = buffer(near, max(p.Input, held.Align)) // a dense model has no experts
 	e.out = buffer(down, p.Output+resultsAt)
+	if e.params = e.control; d.place.near < 0 {
+		e.params = e.onDevice
+	}
+	const size = stagingSize + held.Align + stageRuns*slotBytes
 	for i := range e.staging {
-		if !d.place.direct {
-			e.staging[i] = buffer(up, stagingSize)
+		st := &e.staging[i]
+		st.raw = buffer(weights, size)
+		if st.host = st.raw; !d.place.direct {
+			st.host = buffer(up, size)
 		}
 		if err == nil {
-			e.upload[i], err = d.copies.commands()
+			st.copy, err = d.copies.commands()
+		}
+		if err == nil {
+			st.lay, err = d.kernels.commands()
 		}
 	}
 	if err != nil {
@@ -128,69 +154,118 @@ func (e *experts) Alloc(size int64) (uint64, error) {
 	return b.at, nil
 }
 
-func (e *experts) Write(at uint64, _ quant.Type, data []byte, lent int) error {
-	i := slices.IndexFunc(e.arenas, func(b *buffer) bool { return at >= b.at && at < b.at+b.size })
-	to, offset := e.arenas[i], at-e.arenas[i].at
-	if to.host != nil {
-		copy(to.host[offset:], data)
+func (e *experts) Write(at uint64, t quant.Type, data []byte, lent int) error {
+	to := e.arenas[slices.IndexFunc(e.arenas, func(b *buffer) bool { return at >= b.at && at < b.at+b.size })]
+	laid := t.Kind() != quant.Float
+	if to.host != nil && !laid {
+		copy(to.host[at-to.at:], data)
 		return nil
 	}
-	if lent >= 0 {
-		b := e.lent[lent]
-		from := uintptr(unsafe.Pointer(&data[0])) - uintptr(unsafe.Pointer(&b.host[0]))
-		e.pending = append(e.pending, segment{to, b, offset, uint64(from), uint64(len(data))})
-		e.borrowed = true
-		return nil
-	}
-	for len(data) > 0 {
-		if e.filled == stagingSize {
+	_, block := t.Block()
+	for offset := 0; offset < len(data); {
+		st := &e.staging[e.turn]
+		if st.filled == 0 {
+			if err := e.d.waitFor(st.free); err != nil {
+				return err
+			}
+		}
+		n := min(len(data)-offset, stagingSize-st.filled)
+		if laid && offset+n < len(data) {
+			n -= n % (planesBlocks * block)
+		}
+		if n == 0 || len(st.blocks) == stageRuns {
 			if err := e.Send(); err != nil {
 				return err
 			}
+			continue
 		}
-		if e.filled == 0 {
-			if err := e.d.waitFor(e.staged[e.turn]); err != nil {
-				return err
-			}
+		run := data[offset : offset+n]
+		s := segment{st.raw, st.host, uint64(st.filled), uint64(st.filled), uint64(n)}
+		if lent >= 0 {
+			s.from = e.lent[lent]
+			s.fromAt = uint64(uintptr(unsafe.Pointer(&run[0])) - uintptr(unsafe.Pointer(&s.from.host[0])))
+			e.borrowed = true
+		} else {
+			copy(st.host.host[st.filled:], run)
 		}
-		n := copy(e.staging[e.turn].host[e.filled:], data)
-		e.pending = append(e.pending, segment{to, e.staging[e.turn], offset, uint64(e.filled), uint64(n)})
-		e.filled = min(stagingSize, (e.filled+n+15)&^15)
-		data, offset = data[n:], offset+uint64(n)
+		if laid {
+			k, p := planes(t, st.raw.at+uint64(st.filled), at, offset, n, len(data))
+			st.blocks = append(st.blocks, blocks{k, p})
+		} else {
+			s.to, s.toAt = to, at-to.at+uint64(offset)
+		}
+		if s.to != s.from {
+			st.copies = append(st.copies, s)
+		}
+		st.filled = min(stagingSize, (st.filled+n+15)&^15)
+		offset += n
 	}
 	return nil
 }
 
 // Send hands what Write has gathered to the queue of copies, where it is copied
-// while kernels run; a group that is started later waits for it there.
+// while kernels run, and to the kernels that make planes of it; a group that is
+// started later waits for both.
 func (e *experts) Send() error {
-	if len(e.pending) == 0 {
+	st := &e.staging[e.turn]
+	copies, made, wait := st.copies, st.blocks, e.borrowed
+	if st.filled == 0 {
 		return nil
 	}
-	t := e.turn
-	if err := e.d.waitFor(e.staged[t]); err != nil { // what lent memory alone fills has not waited
-		return err
+	st.copies, st.blocks, st.filled, e.borrowed, e.turn = copies[:0], made[:0], 0, false, 1-e.turn
+	if len(copies) > 0 {
+		c := st.copy
+		c.begin()
+		for _, s := range copies {
+			c.copy(s.to, s.toAt, s.from, s.fromAt, s.size)
+		}
+		c.barrier()
+		if err := c.end(); err != nil {
+			return err
+		}
+		var err error
+		if e.copied, err = c.submit(); err != nil {
+			return err
+		}
+		st.free = e.copied
 	}
-	c := e.upload[t]
-	c.begin()
-	for _, s := range e.pending {
-		c.copy(s.to, s.toAt, s.from, s.fromAt, s.size)
+	if len(made) > 0 {
+		c := st.lay
+		c.begin()
+		c.wrote = stageCompute | stageTransfer // groups may still read what is replaced
+		c.before(stageCompute, accessShaderRead|accessShaderWrite)
+		for i := range made {
+			p, err := e.d.pipeline(made[i].kernel)
+			if err != nil {
+				return err
+			}
+			at := uint64(stagingSize + held.Align + i*slotBytes)
+			*(*planesParams)(unsafe.Pointer(&st.host.host[at])) = made[i].planesParams
+			c.dispatch(p, st.host.at+at, [3]uint32(made[i].groups[:3]))
+		}
+		c.barrier()
+		if err := c.end(); err != nil {
+			return err
+		}
+		var err error
+		if st.free, err = c.submit(e.copied); err != nil {
+			return err
+		}
+		e.laid = st.free
 	}
-	wait := e.borrowed
-	e.pending, e.filled, e.borrowed = e.pending[:0], 0, false
-	if err := c.end(); err != nil {
-		return err
+	if wait {
+		return e.d.waitFor(e.copied)
 	}
-	var err error
-	e.staged[t], err = c.submit()
-	e.copied, e.turn = e.staged[t], 1-t
-	if wait && err == nil {
-		err = e.d.waitFor(e.copied)
+	return nil
+}
+
+func (e *experts) Wait() error {
+	err := errors.Join(e.Send(), e.d.waitFor(e.copied), e.d.waitFor(e.laid))
+	if err == nil {
+		e.copied, e.laid = point{}, point{} // what is past needs no waiting for by the device
 	}
 	return err
 }
-
-func (e *experts) Wait() error { return errors.Join(e.Send(), e.d.waitFor(e.copied)) }
 
 func (e *experts) Launch(g *held.Group) error {
 	d, l, p, dev := e.d, g.Layer, &e.Places, e.onDevice.at
@@ -198,34 +273,39 @@ func (e *experts) Launch(g *held.Group) error {
 	if l.Types[0].ActBlock() == l.Types[1].ActBlock() {
 		xB = xA
 	}
-	indexOn := dev + uint64(p.Index)
-	jobsOf := func(part int) uint64 { return dev + uint64(p.Jobs) + uint64(part*g.Jobs*jobBytes) }
-	x, fail := e.in.at, dense.Failure{At: dev + topAt, Step: 1}
+	indexOn := e.params.at + uint64(p.Index)
+	jobsOf := func(part int) uint64 { return e.params.at + uint64(p.Jobs) + uint64(part*g.Jobs*jobBytes) }
+	x, fail := e.in.at, dense.Failure{At: e.out.at, Step: 1}
 	if e.stays = g.Taken; g.Taken {
 		if err := e.from.flush(); err != nil { // which makes x, and uses what groups before have put into the scratch
 			return err
 		}
 		x, fail = e.x, e.fail
 	}
-	*at[uint32](e.control, topAt) = 0
-	*at[quantizeParams](e.control, slot(0)) = xA.quantize(x, 0, fail, g.N*l.Dim)
+	*at[uint32](e.out, 0) = 0
+	run := program{layer: l, act: g.Act, small: g.Rows <= smallRows, stays: g.Taken}
+	longest := g.Longest
+	if g.Single() {
+		run.jobs = g.Jobs
+	} else {
+		longest = max(2, longest) // the recording is of any group
+	}
+	first := xA.quantize(x, 0, fail, g.N*l.Dim)
+	if rest := e.rest(run); rest > 0 {
+		first.from, first.to, first.words = e.control.at+slot(1), dev+slot(1), uint32(rest/4)
+		first.groups[0] += (first.words + 255) / 256
+	}
+	*at[quantizeParams](e.control, slot(0)) = first
 	*at[quantizeParams](e.control, slot(1)) = xB.quantize(x, 0, fail, g.N*l.Dim)
 	gates := g.Jobs
 	if l.Types[0] == l.Types[1] {
 		gates *= 2 // gate and up in one dispatch
 	}
-	_, per := d.rows(l.Types[0])
-	*at[rowsParams](e.control, slot(2)) = xA.rows(jobsOf(0), indexOn, gates, g.Longest, per, l.FF, l.Dim, l.Types[0])
-	_, per = d.rows(l.Types[1])
-	*at[rowsParams](e.control, slot(3)) = xB.rows(jobsOf(1), indexOn, g.Jobs, g.Longest, per, l.FF, l.Dim, l.Types[1])
+	*at[rowsParams](e.control, slot(2)) = xA.rows(d.rows(l.Types[0], longest), jobsOf(0), indexOn, gates, g.Longest, l.FF, l.Dim, l.Types[0])
+	*at[rowsParams](e.control, slot(3)) = xB.rows(d.rows(l.Types[1], longest), jobsOf(1), indexOn, g.Jobs, g.Longest, l.FF, l.Dim, l.Types[1])
 	*at[quantizeParams](e.control, slot(4)) = hidden.quantize(dev+uint64(p.Gate), dev+uint64(p.Up), fail, g.Rows*l.FF)
-	_, per = d.rows(l.Types[2])
-	*at[rowsParams](e.control, slot(5)) = hidden.rows(jobsOf(2), indexOn, g.Jobs, g.Longest, per, l.Dim, l.FF, l.Types[2])
+	*at[rowsParams](e.control, slot(5)) = hidden.rows(d.rows(l.Types[2], longest), jobsOf(2), indexOn, g.Jobs, g.Longest, l.Dim, l.FF, l.Types[2])
 
-	run := program{layer: l, act: g.Act, small: g.Rows <= smallRows, stays: g.Taken}
-	if g.Single() {
-		run.jobs = g.Jobs
-	}
 	c, err := e.program(run)
 	if err != nil {
 		return err
@@ -256,59 +336,69 @@ func (e *experts) program(p program) (*commands, error) {
 	return c, nil
 }
 
+// rest is the bytes of the control block that a program's first kernel copies, from
+// slot 1 on.
+func (e *experts) rest(p program) int64 {
+	if e.params == e.control {
+		return 0
+	}
+	return e.Places.Index + held.IndexBytes(e.most(p)) - int64(slot(1))
+}
+
+// most is the rows of a program's group at most.
+func (e *experts) most(p program) int {
+	if p.small {
+		return min(e.rows, smallRows)
+	}
+	return e.rows
+}
+
 // record records a group's steps; q, if there is one, takes the time between them.
 func (e *experts) record(c *commands, p program, q *queries) {
 	d, l := e.d, p.layer
-	rows := e.rows
-	if p.small {
-		rows = min(rows, smallRows)
-	}
 	q.stamp(c, 0)
 	if p.stays {
 		c.wrote = stageCompute // of what x comes from
 	}
-	c.copy(e.onDevice, 0, e.control, 0, uint64(e.Places.Index+held.IndexBytes(rows)))
-	q.stamp(c, 1)
-	quantize := func(k kernel, i, floats int) {
+	quantize := func(k kernel, b *buffer, i, groups int) {
 		if p.jobs > 0 {
-			c.run(k, e.onDevice, slot(i), uint32(floats+255)/256, 1, 1)
+			c.run(k, b, slot(i), uint32(groups), 1, 1)
 		} else {
-			c.run(k, e.onDevice, slot(i))
+			c.run(k, b, slot(i))
 		}
 	}
 	multiply := func(t quant.Type, i, rows, jobs int) {
-		k, per := d.rows(t)
 		if p.jobs > 0 {
-			c.run(k, e.onDevice, slot(i), uint32((rows+per-1)/per), uint32(jobs), 1)
+			k := d.rows(t, 1)
+			c.run(k.kernel, e.params, slot(i), k.groups(rows), uint32(jobs), 1)
 		} else {
-			c.run(k, e.onDevice, slot(i))
+			c.run(d.rows(t, 2).kernel, e.params, slot(i))
 		}
 	}
-	quantize(quantizer(l.Types[0]), 0, l.Dim)
+	quantize(quantizer(l.Types[0]), e.control, 0, (l.Dim+255)/256+int(e.rest(p)+1023)/1024)
 	if l.Types[0].ActBlock() != l.Types[1].ActBlock() {
-		quantize(quantizer(l.Types[1]), 1, l.Dim)
+		quantize(quantizer(l.Types[1]), e.params, 1, (l.Dim+255)/256)
 	}
-	q.stamp(c, 2)
+	q.stamp(c, 1)
 	if l.Types[0] == l.Types[1] {
 		multiply(l.Types[0], 2, l.FF, 2*p.jobs)
 	} else {
 		multiply(l.Types[0], 2, l.FF, p.jobs)
 		multiply(l.Types[1], 3, l.FF, p.jobs)
 	}
+	q.stamp(c, 2)
+	quantize(gatedQuantizer(l.Types[2], p.act), e.params, 4, (p.jobs*l.FF+255)/256)
 	q.stamp(c, 3)
-	quantize(gatedQuantizer(l.Types[2], p.act), 4, p.jobs*l.FF)
-	q.stamp(c, 4)
 	multiply(l.Types[2], 5, l.Dim, p.jobs)
-	q.stamp(c, 5)
+	q.stamp(c, 4)
 	if p.stays {
 		return
 	}
-	c.barrier()
 	if p.jobs == 0 {
-		c.copy(e.out, resultsAt, e.onDevice, uint64(e.Places.Out), 4*uint64(rows)*uint64(l.Dim))
+		c.barrier()
+		c.copy(e.out, resultsAt, e.onDevice, uint64(e.Places.Out), 4*uint64(e.most(p))*uint64(l.Dim))
 	}
-	c.copy(e.out, 0, e.onDevice, topAt, 4)
-	q.stamp(c, 6)
+	q.stamp(c, 5)
 }
 
 func (e *experts) Collect(floats int) ([]float32, error) {
@@ -344,17 +434,21 @@ func (e *experts) Memory() backends.HeldUsage {
 }
 
 func (e *experts) Free() error {
-	err := errors.Join(e.d.waitFor(e.running), e.d.waitFor(e.copied))
-	for _, c := range e.upload {
-		c.free()
-	}
+	err := errors.Join(e.d.waitFor(e.running), e.d.waitFor(e.copied), e.d.waitFor(e.laid))
 	for _, c := range e.programs {
 		c.free()
 	}
 	e.fetch.free()
 	e.times.free()
 	err = errors.Join(err, e.Return())
-	for _, b := range append(e.arenas, e.control, e.onDevice, e.in, e.out, e.staging[0], e.staging[1]) {
+	for i := range e.staging {
+		st := &e.staging[i]
+		st.copy.free()
+		st.lay.free()
+		e.d.drop(st.host)
+		e.d.drop(st.raw)
+	}
+	for _, b := range append(e.arenas, e.control, e.onDevice, e.in, e.out) {
 		e.d.drop(b)
 	}
 	e.arenas, e.programs = nil, nil

@@ -71,7 +71,7 @@ func TestFaults(t *testing.T) {
 
 		// A pipeline that the driver refuses.
 		d.f.createPipelines = fails(errInitFailed)
-		_, err = d.pipeline(kernel{"rows", 77, 77})
+		_, err = d.pipeline(kernel{"rows", 77, 77, 77})
 		wants(t, err, "vkCreateComputePipelines", "could not start the driver", "kernel rows")
 		d.f.createPipelines = real.createPipelines
 

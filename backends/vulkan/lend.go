@@ -77,7 +77,8 @@ func (e *experts) Lend(mem []byte) error {
 func (e *experts) Return() (err error) {
 	if len(e.lent) > 0 { // after a failed upload a copy may be under way, or wait to be
 		err = e.d.waitFor(e.copied)
-		e.pending, e.filled, e.borrowed = e.pending[:0], 0, false
+		st := &e.staging[e.turn]
+		st.copies, st.blocks, st.filled, e.borrowed = st.copies[:0], st.blocks[:0], 0, false
 	}
 	for _, b := range e.lent {
 		e.d.drop(b)

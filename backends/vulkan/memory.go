@@ -28,12 +28,18 @@ type placement struct {
 	direct  bool // the host can write it: no staging
 	up      int  // written by the host, read by the device
 	down    int  // written by the device, read by the host
+	near    int  // the device's own, of any heap, written by the host; -1: there is none
 	warning string
 	rebar   bool // all of the device's memory is visible to the host
 }
 
 // of gives the type for a use.
-func (p *placement) of(w where) int { return [...]int{p.weights, p.up, p.down}[w] }
+func (p *placement) of(w where) int {
+	if w == near && p.near < 0 {
+		w = up
+	}
+	return [...]int{p.weights, p.up, p.down, p.near}[w]
+}
 
 // ReBAR says whether the host sees all of the device's memory, and what is to be
 // said if it sees a part.
@@ -72,7 +78,7 @@ func (m *Memory) place() (placement, error) {
 	if vram < 0 {
 		return placement{}, fmt.Errorf("vulkan: the device has no memory of its own: its driver is broken; update it")
 	}
-	p := placement{weights: -1, up: -1, down: -1}
+	p := placement{weights: -1, up: -1, down: -1, near: -1}
 	visible := uint64(0) // most of the device's memory that the host can see
 	for i, t := range m.Types {
 		if t.Local && t.Heap == vram && (p.weights < 0 || m.Types[p.weights].Visible && !t.Visible) {
@@ -83,6 +89,9 @@ func (m *Memory) place() (placement, error) {
 		}
 		if !t.Visible || !t.Coherent {
 			continue
+		}
+		if p.near < 0 && t.Local {
+			p.near = i
 		}
 		// Up: not the device's own if there is a choice, as that is scarce. Down: cached, or each read is a trip over the bus.
 		if p.up < 0 || m.Types[p.up].Local && !t.Local {

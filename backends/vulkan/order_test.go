@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"sluice/backends"
 	"sluice/backends/backendtest"
@@ -173,35 +174,67 @@ func TestOneWriter(t *testing.T) {
 				}
 			}
 		}
+		// once: words are written, each by one, somewhere in so much room.
+		once := func(what string, from uint64, words, room int) {
+			t.Helper()
+			got := 0
+			for i, n := range slice[uint32](b, from, room) {
+				if n > 1 {
+					t.Fatalf("%s: word %d has %d writers", what, i, n)
+				}
+				got += int(n)
+			}
+			if got != words {
+				t.Fatalf("%s: %d words are written, want %d", what, got, words)
+			}
+		}
 		for _, c := range []struct{ block, n int }{{0, 1000}, {32, 256 * 3}, {32, 32 * 5}, {256, 256 * 5}} {
 			clear(b.host)
 			f := formAt(b.at+1<<17, 4096)
 			*at[quantizeParams](b, 128) = f.quantize(b.at+1<<16, 0, dense.Failure{At: b.at, Step: 1}, c.n)
-			count(kernel{"quantize_count", uint32(c.block), 0}, 128)
+			count(kernel{shader: "quantize_count", c0: uint32(c.block)}, 128)
 			what := fmt.Sprintf("quantize %+v", c)
 			if c.block == 0 {
 				wants(what, f.Code-b.at, c.n, 64)
 				continue
 			}
-			wants(what+" codes", f.Code-b.at, c.n/4, 64)
+			once(what+" codes", f.Code-b.at, c.n/4, 2048/4) // vectors lie in eights of blocks
 			wants(what+" scales", f.Scale-b.at, c.n/c.block, 8)
-			wants(what+" sums", f.Sum-b.at, c.n/16, 64)
+			once(what+" sums", f.Sum-b.at, c.n/16, 2048/16)
 		}
 		for _, typ := range []quant.Type{quant.Q4_K, quant.Q8_0, quant.MXFP4, quant.F32} {
 			for _, c := range []struct{ rows, cols, n int }{{1, 256, 1}, {13, 2304, 1}, {21, 512, 5}, {8, 4096, 20}} {
 				clear(b.host)
-				k, per := kernel{"rows_count", uint32(typ), 0}, 8
-				if typ == quant.F32 {
-					k, per = kernel{"floats_count", uint32(typ), 0}, 16
-				}
+				k := d.rows(typ, c.n)
+				k.shader += "_count"
 				const y, jobs, index = 1 << 19, 4096, 8192
 				for i, list := 0, slice[uint32](b, index, 2*c.n); i < c.n; i++ {
 					list[2*i], list[2*i+1] = 0, uint32(i)
 				}
 				*at[rowsJob](b, jobs) = rowsJob{W: b.at + 1<<18, Y: b.at + y, N: uint32(c.n), Stride: uint32(c.rows)}
-				*at[rowsParams](b, 128) = formAt(b.at+1<<17, 8192).rows(b.at+jobs, b.at+index, 1, c.n, per, c.rows, c.cols, typ)
-				count(k, 128)
+				*at[rowsParams](b, 128) = formAt(b.at+1<<17, 8192).rows(k, b.at+jobs, b.at+index, 1, c.n, c.rows, c.cols, typ)
+				count(k.kernel, 128)
 				wants(fmt.Sprintf("%v %+v", typ, c), y, c.rows*c.n, 64)
+			}
+		}
+		for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q5_0, quant.MXFP4, quant.INT4_128} {
+			_, block := typ.Block()
+			l := layoutOf(typ)
+			for _, blocks := range []int{1, planesBlocks, 2*planesBlocks + 13} {
+				clear(b.host)
+				for at := 0; at < blocks; at += planesBlocks { // runs of a matrix
+					k, p := planes(typ, b.at+1<<18, b.at+1<<19, at*block, min(planesBlocks, blocks-at)*block, blocks*block)
+					k.shader += "_count"
+					*(*planesParams)(unsafe.Pointer(&b.host[128])) = p
+					count(k, 128)
+				}
+				units := blocks * max(1, l.units)
+				words := 4 * units * l.quads
+				if l.fifths {
+					words += (units + 3) / 4 * 4
+				}
+				words += (blocks*l.scale + 15) / 16 * 4
+				once(fmt.Sprintf("planes of %v, %d blocks", typ, blocks), 1<<19, words, int(matrixBytes(typ, 1, units*l.unit)/4))
 			}
 		}
 	})

@@ -19,6 +19,9 @@ type quantizeParams struct {
 	groups                      [4]uint32
 	x, u, code, scale, sum, top uint64
 	n, step                     uint32
+	from, to                    uint64
+	words                       uint32
+	_                           uint32
 }
 
 type rowsParams struct {
@@ -50,32 +53,40 @@ func Supports(t quant.Type) bool {
 	return false
 }
 
-// matrixBytes is what a matrix takes on the device, a multiple of held.Align: there is
-// padding behind it that kernels may read.
-func matrixBytes(t quant.Type, rows, cols int) int64 {
-	return (int64(rows)*int64(t.RowBytes(cols)) + 16 + held.Align - 1) &^ (held.Align - 1)
+// A product is a kernel of rows: of a type, the rows that one group makes, and of how
+// many positions of a job at most.
+type product struct {
+	kernel
+	rows, positions int
 }
 
-// rows is the kernel for rows of a type, and how many rows one group makes.
-func (d *Device) rows(t quant.Type) (k kernel, perGroup int) {
+// rows is the kernel for rows of a type, with so many positions of a job at most.
+func (d *Device) rows(t quant.Type, longest int) product {
+	// Threads: enough to read at full rate, few enough that what they read stays in the cache.
+	p := product{kernel{"rows", uint32(t), 8, 32}, 8, 8}
+	if t.ActBlock() == 256 {
+		p.c2, p.rows = 64, 16
+	}
 	switch {
 	case !Supports(t):
 		panic(fmt.Sprintf("vulkan: no kernel for %v", t))
 	case t.Kind() == quant.Float:
-		return kernel{"floats", uint32(t), 0}, 16
+		return product{kernel{shader: "floats", c0: uint32(t)}, 16, 8}
 	case d.dot:
-		return kernel{"rows_dot", uint32(t), 0}, 8
-	default:
-		return kernel{"rows", uint32(t), 0}, 8
+		p.shader = "rows_dot"
 	}
+	if longest == 1 {
+		p.c1, p.positions = 1, 1
+	}
+	return p
 }
 
 // quantizer is the kernel that makes what rows of a type multiply: of a vector,
 // or of what an activation makes of two.
-func quantizer(t quant.Type) kernel { return kernel{"quantize", uint32(t.ActBlock()), 0} }
+func quantizer(t quant.Type) kernel { return kernel{shader: "quantize", c0: uint32(t.ActBlock())} }
 
 func gatedQuantizer(t quant.Type, act backends.Activation) kernel {
-	return kernel{"quantize", uint32(t.ActBlock()), 1 + uint32(act)}
+	return kernel{shader: "quantize", c0: uint32(t.ActBlock()), c1: 1 + uint32(act)}
 }
 
 // A form is a batch of vectors as rows meet them, in device memory.
@@ -87,7 +98,10 @@ func (f form) quantize(x, u uint64, fail dense.Failure, n int) quantizeParams {
 	return quantizeParams{groups: [4]uint32{uint32((n + 255) / 256), 1, 1, 0}, x: x, u: u, code: f.Code, scale: f.Scale, sum: f.Sum, top: fail.At, n: uint32(n), step: fail.Step}
 }
 
-func (f form) rows(jobs, index uint64, count, most, perGroup, rows, cols int, t quant.Type) rowsParams {
-	return rowsParams{groups: [4]uint32{uint32((rows + perGroup - 1) / perGroup), uint32(count), uint32((most + 7) / 8), 0},
+func (f form) rows(k product, jobs, index uint64, count, most, rows, cols int, t quant.Type) rowsParams {
+	return rowsParams{groups: [4]uint32{k.groups(rows), uint32(count), uint32((most + k.positions - 1) / k.positions), 0},
 		jobs: jobs, index: index, code: f.Code, scale: f.Scale, sum: f.Sum, rows: uint32(rows), cols: uint32(cols), rowBytes: uint32(t.RowBytes(cols))}
 }
+
+// groups is how many groups make so many rows.
+func (p product) groups(rows int) uint32 { return uint32((rows + p.rows - 1) / p.rows) }
