@@ -47,7 +47,7 @@ func (a *gqa) project(s *state) (q, k backends.Vec) {
 	s.be.RMSNorm(s.h, s.x, a.norm, a.eps)
 	s.y3 = [3]backends.Vec{q, k, s.vec[a.at.v]}
 	s.w3 = [3]backends.Linear{a.q, a.k, a.v}
-	s.be.MatMul(s.y3[:], s.w3[:], s.h)
+	s.matMuls(s.y3[:], s.w3[:], s.h)
 	return q, k
 }
 

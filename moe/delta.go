@@ -44,7 +44,7 @@ type deltaSplit struct {
 func (d *deltaNet) attend(ctx context.Context, l int, s *state) error {
 	be, at := s.be, &d.at
 	be.RMSNorm(s.h, s.x, d.norm, d.eps)
-	be.MatMul(s.vectors(d.to), d.in, s.h)
+	s.matMuls(s.vectors(d.to), d.in, s.h)
 	for i := range d.split {
 		p := &d.split[i]
 		be.Split(s.vectors(p.to), p.runs, s.vec[p.from])

@@ -39,6 +39,7 @@ type sharedExpert interface {
 // into memory. Every choice has an output vector of its own, and they are added
 // in the router's order when all are there, so the order of arrival never shows.
 func (e *experts) compute(ctx context.Context, s *state) error {
+	e.learn(s)
 	s.be.RMSNorm(s.h, s.x, e.norm, e.eps)
 	l, n, k, all := e.layer, s.h.Len(), s.topK, e.router.Rows
 	s.matMul(s.scores, e.router, s.h)
@@ -173,9 +174,10 @@ func (s *state) before(step *tiers.Step) (n int) {
 // guess tells the tiers which experts this layer will want, as far as the state of
 // a single position in the layer above shows it: the router's choice for the
 // residual stream with what that layer's shared expert, and those of its experts
-// that were in RAM and are computed, add to it. It writes no vector that a later
-// step reads, and what the backend says of it stays here. Errors: what it has to
-// say of the layer above.
+// that were in RAM and are computed, add to it, and with the drift: what came
+// behind that, up to the router, for the tokens before. It writes no vector that a
+// later step reads, and what the backend says of it stays here. Errors: what it has
+// to say of the layer above.
 func (e *experts) guess(step *tiers.Step, s *state, shared backends.Vec) error {
 	g := &s.guess
 	g.none.SetLen(0)
@@ -184,14 +186,45 @@ func (e *experts) guess(step *tiers.Step, s *state, shared backends.Vec) error {
 	}
 	s.be.Gather(g.x, s.x, g.row[:])
 	s.be.Combine(g.x, s.out, s.topK, g.share, shared) // of the others old outputs, by 0
+	s.be.Gather(g.from, g.x, g.row[:])
+	g.of = e.layer
+	if g.known[e.layer] > 0 {
+		s.be.Add(g.x, g.drift[e.layer])
+	}
 	s.be.RMSNorm(g.h, g.x, e.norm, e.eps)
 	s.matMul(g.scores, e.router, g.h)
 	if s.be.Read(g.hostScores, g.scores) == nil { // no guess of a state that is no number; the layer itself will say so
 		e.route(g.ids, g.weights, g.hostScores)
 		step.Guess(e.layer, g.ids)
+	} else {
+		g.known[e.layer] = 0
 	}
 	s.clock.lap(StageRouter)
 	return nil
+}
+
+// learn brings the drift of the layer up to date, if its experts were guessed: what
+// its router sees now, less what the guess saw. The layer above's missing experts and
+// the attention between add much the same for each token, in a good part.
+func (e *experts) learn(s *state) {
+	g := &s.guess
+	guessed := g.of == e.layer && s.x.Len() == 1
+	g.of = -1
+	if !guessed {
+		return
+	}
+	drift, n := g.drift[e.layer], min(g.known[e.layer]+1, driftTokens)
+	g.known[e.layer] = n
+	g.factor = [3][1]float32{{-1}, {driftShare / float32(n)}, {1 - 1/float32(n)}}
+	s.be.ScaleRows(g.from, g.from, g.factor[0][:])
+	s.be.Add(g.from, s.x)
+	s.be.ScaleRows(g.from, g.from, g.factor[1][:])
+	if n == 1 { // whatever is in it
+		s.be.Gather(drift, g.from, g.row[:])
+		return
+	}
+	s.be.ScaleRows(drift, drift, g.factor[2][:])
+	s.be.Add(drift, g.from)
 }
 
 // groupOf is how many experts are computed together for n positions. An expert

@@ -22,7 +22,7 @@ func (a *gatedGQA) attend(ctx context.Context, l int, s *state) error {
 	be.RMSNorm(s.h, s.x, a.norm, a.eps)
 	s.y3 = [3]backends.Vec{s.vec[a.both], k, v}
 	s.w3 = [3]backends.Linear{a.q, a.k, a.v}
-	be.MatMul(s.y3[:], s.w3[:], s.h)
+	s.matMuls(s.y3[:], s.w3[:], s.h)
 	s.y4 = [4]backends.Vec{q, gate}
 	be.Split(s.y4[:2], a.runs[:], s.vec[a.both])
 	be.RMSNorm(q, q, a.qNorm, a.eps)

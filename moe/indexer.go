@@ -51,7 +51,7 @@ func (x *indexer) choose(query backends.Vec, s *state) {
 	q, k, w := s.vec[m.iq], s.vec[m.ik], s.vec[m.iw]
 	s.y3 = [3]backends.Vec{k, w}
 	s.w3 = [3]backends.Linear{x.k, x.weights}
-	s.be.MatMul(s.y3[:2], s.w3[:2], s.h)
+	s.matMuls(s.y3[:2], s.w3[:2], s.h)
 	s.be.LayerNorm(k, k, x.norm, x.bias, indexEps)
 	s.be.RoPE(k, m.indexDim, m.iRope, s.pos)
 	row := x.row + s.cacheShift

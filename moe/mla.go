@@ -264,13 +264,13 @@ func (a *mla) attend(ctx context.Context, l int, s *state) error {
 		from = s.vec[m.qv]
 		s.y3 = [3]backends.Vec{from, c, r}
 		s.w3 = [3]backends.Linear{a.qa, a.latent, a.rest}
-		be.MatMul(s.y3[:], s.w3[:], s.h)
+		s.matMuls(s.y3[:], s.w3[:], s.h)
 		be.RMSNorm(from, from, a.qaNorm, latentEps)
 		s.matMul(q, a.qb, from)
 	} else {
 		s.y3 = [3]backends.Vec{q, c, r}
 		s.w3 = [3]backends.Linear{a.qb, a.latent, a.rest}
-		be.MatMul(s.y3[:], s.w3[:], s.h)
+		s.matMuls(s.y3[:], s.w3[:], s.h)
 	}
 	be.RMSNorm(c, c, a.latentNorm, latentEps)
 	be.RoPE(q, m.nope+m.rope, a.qRope, s.pos)

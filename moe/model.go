@@ -105,15 +105,35 @@ type guessState struct {
 	hostScores []float32
 	ids        []int32
 	weights    []float32
+
+	drift  []backends.Vec // by layer: [1, dim] what comes between the guess of its experts and its router, driftShare of a mean over the last tokens
+	known  []int          // by layer: tokens in drift, up to driftTokens
+	from   backends.Vec   // [1, dim] the state of the last guess, without drift
+	of     int            // the layer it was of, until that layer comes; -1: none
+	factor [3][1]float32  // of learn
 }
+
+const (
+	// driftTokens bounds the tokens whose mean a drift is, the last ones counting more.
+	driftTokens = 8
+	// driftShare of the mean is added: a trained model's tokens differ more than those
+	// of random weights, which all of it would serve best.
+	driftShare = 0.5
+)
 
 // maxJobs bounds the experts that are computed as one group.
 const maxJobs = 16
 
-// matMul is MatMul of one weight.
+// matMul is matMuls of one weight.
 func (s *state) matMul(y backends.Vec, w backends.Linear, x backends.Vec) {
 	s.y1[0], s.w1[0] = y, w
-	s.be.MatMul(s.y1[:], s.w1[:], x)
+	s.matMuls(s.y1[:], s.w1[:], x)
+}
+
+// matMuls is MatMul, after a look at what is read ahead meanwhile.
+func (s *state) matMuls(y []backends.Vec, w []backends.Linear, x backends.Vec) {
+	s.cache.Look()
+	s.be.MatMul(y, w, x)
 }
 
 // New opens a described model: the bytes of its resident tensors come from
@@ -160,6 +180,11 @@ func (s *state) init(spec *Spec, be backends.Backend, cache *tiers.Cache, cfg Co
 	if spec.Experts > 0 {
 		s.scores, s.out = vec(n, spec.Experts), vec(n*spec.TopK, spec.Hidden)
 		s.guess.x, s.guess.h, s.guess.none = vec(1, spec.Hidden), vec(1, spec.Hidden), vec(1, spec.Hidden)
+		s.guess.from, s.guess.of = vec(1, spec.Hidden), -1
+		for range spec.Layers {
+			s.guess.drift = append(s.guess.drift, vec(1, spec.Hidden))
+		}
+		s.guess.known = make([]int, spec.Layers)
 		s.guess.scores, s.guess.share = vec(1, spec.Experts), make([]float32, spec.TopK)
 	}
 	s.last, s.logits = vec(headRows, spec.Hidden), vec(headRows, spec.Vocab)

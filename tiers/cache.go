@@ -681,9 +681,8 @@ func (s *Step) arrive(sl *slot) {
 	if !s.inOrder {
 		s.turn = append(s.turn, int32(sl.item))
 	}
-	if s.inFlight--; s.inFlight == 0 && s.waiting == 0 {
-		s.c.goAhead()
-	}
+	s.inFlight--
+	s.c.goAhead()
 }
 
 // Next returns the next expert that is in memory, waiting for it if it must:

@@ -47,6 +47,7 @@ type flight uint8
 
 const (
 	onGround flight = iota // not of prefetch
+	queued                 // to be read when the drive has nothing else to do
 	flying                 // in flight
 	landed                 // in memory
 )
@@ -55,8 +56,9 @@ const (
 // Its slots are staging slots of their own, so that nothing leaves for a guess.
 type ahead struct {
 	most  int     // slots at once
-	slots []*slot // flying or landed
-	batch []*slot // flying, and to be submitted once no miss is in flight
+	slots []*slot // queued, flying or landed
+	queue []*slot // queued, the surest first
+	next  [1]*slot
 
 	guess    []int32 // for layer, from Guess until its Begin, best first
 	absent   []bool  // of each: it was in no tier
@@ -70,7 +72,7 @@ func (a *ahead) open(opt Options) {
 	if opt.Prefetch != PrefetchOff {
 		a.most = opt.TopK
 	}
-	a.slots, a.batch, a.guess = make([]*slot, 0, a.most), make([]*slot, 0, a.most), make([]int32, 0, a.most)
+	a.slots, a.queue, a.guess = make([]*slot, 0, a.most), make([]*slot, 0, a.most), make([]int32, 0, a.most)
 	a.absent, a.ranks = make([]bool, a.most), make([]sureness, a.most)
 	a.last = -1
 	a.governor = newGovernor(opt.Prefetch)
@@ -82,9 +84,9 @@ func (s *Step) Guesses() bool { return s.single && s.c.ahead.governor.on }
 
 // Guess names experts that a later layer is expected to want, best first. What
 // is in no tier, and is likely enough, is read in the background, after the
-// misses of this step and as far as there are slots to spare; the next Begin takes
-// what it wants of it, and the rest is given up. A guess changes what is read and
-// when, never a bit of what a layer gets.
+// misses of this step, one after the other and as far as there are slots to spare;
+// the next Begin takes what it wants of it, and the rest is given up. A guess
+// changes what is read and when, never a bit of what a layer gets.
 func (s *Step) Guess(layer int, experts []int32) {
 	c, a := s.c, &s.c.ahead
 	if s.ended || !s.Guesses() || len(a.guess) > 0 {
@@ -100,7 +102,6 @@ func (s *Step) Guess(layer int, experts []int32) {
 		l.class.kept.predict(layer, experts)
 	}
 	a.layer = int32(layer)
-	a.batch = a.batch[:0]
 	c.mu.Lock()
 	p := &c.stats.Prefetch
 	for i, e := range experts[:min(len(experts), a.most)] {
@@ -125,34 +126,57 @@ func (s *Step) Guess(layer int, experts []int32) {
 		}
 		sl := cl.free[len(cl.free)-1]
 		cl.free = cl.free[:len(cl.free)-1]
-		sl.next, sl.ahead, sl.unwanted, sl.used = k, flying, false, false
+		sl.next, sl.ahead, sl.unwanted, sl.used = k, queued, false, false
 		a.slots = append(a.slots, sl)
-		a.batch = append(a.batch, sl)
+		a.queue = append(a.queue, sl)
 	}
 	c.mu.Unlock()
-	if s.inFlight == 0 {
-		c.goAhead()
-	}
+	c.goAhead()
 }
 
-// goAhead submits what was guessed, once the drive has nothing else to do: beside
-// the misses it would only make them late.
+// goAhead submits the surest of what was guessed, if the drive has nothing else to
+// do: beside the misses it would only make them late, and what is at the drive when
+// the layer's misses come holds them up if it was guessed wrong.
 func (c *Cache) goAhead() {
 	a := &c.ahead
-	if len(a.batch) == 0 {
+	if len(a.queue) == 0 || c.step.inFlight > 0 || c.step.waiting > 0 || a.flying() {
 		return
 	}
+	sl := a.queue[0]
+	a.queue = slices.Delete(a.queue, 0, 1)
+	sl.ahead = flying
 	c.mu.Lock()
-	c.stats.Prefetch.Issued += int64(len(a.batch))
+	c.stats.Prefetch.Issued++
 	c.mu.Unlock()
-	c.load(a.batch, true)
-	a.batch = a.batch[:0]
+	a.next[0] = sl
+	c.load(a.next[:], true)
 }
 
-// meet is the start of Begin: it looks at what has landed, and compares the guess
-// with what the layer chose.
+// Look takes what the source is done with and has it read the next guess, if there
+// is one: between two products of a layer, so that the drive goes on meanwhile.
+func (c *Cache) Look() {
+	if !c.ahead.flying() {
+		return
+	}
+	for sl := c.come(); sl != nil; sl = c.come() {
+		c.land(sl)
+	}
+}
+
+// recall takes back what is not yet at a drive.
+func (a *ahead) recall() {
+	for _, sl := range a.queue {
+		a.remove(sl)
+		sl.class.free = append(sl.class.free, sl)
+	}
+	a.queue = a.queue[:0]
+}
+
+// meet is the start of Begin: it looks at what has landed, takes back what is not on
+// its way, and compares the guess with what the layer chose.
 func (c *Cache) meet(layer int32, experts, uses []int32) {
 	a := &c.ahead
+	a.recall()
 	for sl := c.come(); sl != nil; sl = c.come() {
 		c.land(sl)
 	}
@@ -246,6 +270,7 @@ func (c *Cache) landAhead(sl *slot) {
 	default:
 		sl.ahead = landed
 	}
+	c.goAhead()
 }
 
 // waste frees the slot of what was read for nothing.
@@ -273,6 +298,7 @@ func (c *Cache) Land() {
 
 // landAll waits until nothing of prefetch is in flight, and gives it up.
 func (c *Cache) landAll() {
+	c.ahead.recall()
 	for c.ahead.flying() {
 		sl, _ := c.await(context.Background())
 		c.land(sl)
@@ -286,7 +312,8 @@ func (a *ahead) flying() bool {
 
 // sureness is how often the guesses of one rank that were missing came true, of
 // late. The router's first choice is nearly always right, its last one about as
-// often as not: only ranks that are right two times in three are read.
+// often as not: only ranks that are right every other time are read. A wrong read
+// takes from the drive what a right one saves.
 type sureness struct{ missing, right int }
 
 const (
@@ -294,7 +321,7 @@ const (
 	sureFades = 64 // guesses after which both counts are halved
 )
 
-func (r *sureness) sure() bool { return r.missing < sureTries || 3*r.right >= 2*r.missing }
+func (r *sureness) sure() bool { return r.missing < sureTries || 2*r.right >= r.missing }
 
 func (r *sureness) note(right bool) {
 	if right {

@@ -27,6 +27,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts in testdata pr
 //	next | try     the expert that is returned, its content checked
 //	done EXPERT...
 //	guess LAYER EXPERT...
+//	look           what has been read ahead lands, the next goes
 //	finish EXPERT...   reads of this step arrive; L/E of another layer
 //	break EXPERT...    reads of this step will fail; L/E of another layer
 //	shrink CAP
@@ -178,6 +179,8 @@ func (s *script) do(cmd string) string {
 			fmt.Fprintln(&out, "no guess is wanted")
 		}
 		s.step.Guess(s.num(w[1]), experts)
+	case "look":
+		s.c.Look()
 	case "shrink":
 		s.c.Shrink(s.num(w[1]))
 		for i, cl := range s.c.classes {
