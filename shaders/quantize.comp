@@ -19,8 +19,7 @@ layout(local_size_x = 64) in;
 layout(constant_id = 0) const uint BLOCK = 32; // 32, 256 or 0: clean
 layout(constant_id = 1) const uint GATE = 0; // backends.Activation and 1; 0: none
 
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Params {
-	uvec4 groups;
+struct Values {
 	uint64_t x;     // floats [n]; with a gate: g
 	uint64_t u;     // with a gate: floats [n]
 	uint64_t code;  // int8 [n] in words; clean: floats [n]
@@ -31,13 +30,26 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Pa
 	uint64_t from, to; // of words that are copied by further workgroups, 256 by each
 	uint words;
 };
-layout(push_constant) uniform Push { uint64_t params; };
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Params {
+	uvec4 groups;
+	Values values;
+};
+layout(push_constant, std430) uniform Push {
+	uint64_t params; // where they are, in any case
+	uint64_t here;   // 1: the values follow too, and need not be waited for
+	Values values;
+};
 
 shared uint top[8];
 shared int sums[16];
 
 void main() {
-	Params p = Params(params);
+	Values p;
+	if (here == 1) {
+		p = values;
+	} else {
+		p = Params(params).values;
+	}
 	uint t = gl_LocalInvocationIndex;
 	uint at = gl_WorkGroupID.x * 256 + 4 * t;
 	uint whole = (p.n + 255) & ~255u;

@@ -19,21 +19,21 @@ layout(constant_id = 1) const uint POSITIONS = 8; // of a job at most, in one wo
 layout(constant_id = 2) const uint THREADS = 64;
 const uint TEAMS = THREADS / 8;
 
-// Units of 32 are read a turn ahead. Of larger ones enough is under way without.
-const bool AHEAD = UNIT == 32;
-
 const bool PLUS = TYPE == Q4_1 || TYPE == Q5_1;                                       // a least value beside the scale
 const int OFFSET = TYPE == Q5_0 ? 16 : TYPE == Q4_0 || INT4 ? 8 : 0;                  // of codes
 const bool HALF = SCALE == 2 && TYPE != INT4_32 && TYPE != INT4_128 || PLUS; // the scale is a binary16
 
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Params {
-	uvec4 groups; // rows/ROWS, jobs, positions/8
+struct Values {
 	uint64_t jobs;
 	uint64_t index; // uint32: input and output rows of the jobs' positions; 0: by Job.step
 	uint64_t code;  // int8 [n, cols], as the quantizer lays them
 	uint64_t scale; // floats [n, cols/32 or cols/256]
 	uint64_t sum;   // int32 [n, cols/16], as the quantizer lays them
 	uint rows, cols;
+};
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Params {
+	uvec4 groups; // of rows, jobs, of positions
+	Values values;
 };
 struct Job {
 	uint64_t w;    // planes of the matrix
@@ -48,10 +48,14 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Jo
 layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Pairs { uvec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Singles { uint v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Scales { float v[]; };
-layout(push_constant) uniform Push { uint64_t params; };
+layout(push_constant, std430) uniform Push {
+	uint64_t params; // where they are, in any case
+	uint64_t here;   // 1: the values follow too, and need not be waited for
+	Values values;
+};
 
-uint inputRow(Params p, Job job, uint i) { return p.index == 0 ? job.first + i * job.step : Singles(p.index).v[job.first + 2 * i]; }
-uint outputRow(Params p, Job job, uint i) { return p.index == 0 ? i : Singles(p.index).v[job.first + 2 * i + 1]; }
+uint inputRow(Values p, Job job, uint i) { return p.index == 0 ? job.first + i * job.step : Singles(p.index).v[job.first + 2 * i]; }
+uint outputRow(Values p, Job job, uint i) { return p.index == 0 ? i : Singles(p.index).v[job.first + 2 * i + 1]; }
 
 shared float lanes[POSITIONS][R * THREADS];
 
@@ -241,7 +245,12 @@ float large(Raw raw, Quads codes, uint x, Quads sumQuads, uint sums, float d) {
 }
 
 void main() {
-	Params p = Params(params);
+	Values p;
+	if (here == 1) {
+		p = values;
+	} else {
+		p = Params(params).values;
+	}
 	Job job = Jobs(p.jobs).v[gl_WorkGroupID.y];
 	uint first = gl_WorkGroupID.z * POSITIONS;
 	if (first >= job.n) {
@@ -271,18 +280,10 @@ void main() {
 			sum[i][r] = 0.0;
 		}
 	}
-	Raw raw[R], next[R];
 	for (uint turn = 0; turn < turns; turn++) {
-		// All loads go out before the first is waited for.
-		if (!AHEAD || turn == 0) {
-			[[unroll]] for (uint r = 0; r < R; r++) {
-				raw[r] = rawAt(quads, quad[r], fifths, at[r], scales, scale[r], turn);
-			}
-		}
-		if (AHEAD && turn + 1 < turns) {
-			[[unroll]] for (uint r = 0; r < R; r++) {
-				next[r] = rawAt(quads, quad[r], fifths, at[r], scales, scale[r], turn + 1);
-			}
+		Raw raw[R];
+		[[unroll]] for (uint r = 0; r < R; r++) { // all loads go out before the first is waited for
+			raw[r] = rawAt(quads, quad[r], fifths, at[r], scales, scale[r], turn);
 		}
 		uint b = 8 * turn;
 		if (lane + b < units) {
@@ -314,11 +315,6 @@ void main() {
 						}
 					}
 				}
-			}
-		}
-		if (AHEAD) {
-			[[unroll]] for (uint r = 0; r < R; r++) {
-				raw[r] = next[r];
 			}
 		}
 	}

@@ -55,7 +55,7 @@ func (c *commands) run(k kernel, b *buffer, offset uint64, known ...uint32) {
 		return
 	}
 	c.before(stageCompute|stageIndirect, accessShaderRead|accessShaderWrite|accessIndirectRead)
-	c.bind(p, b.at+offset)
+	c.bind(p, b.at+offset, nil)
 	d.f.dispatchIndirect.call(c.handle, uintptr(b.handle), uintptr(offset))
 	c.wrote |= stageCompute
 }
@@ -63,17 +63,45 @@ func (c *commands) run(k kernel, b *buffer, offset uint64, known ...uint32) {
 // dispatch records a pipeline whose parameters lie at an address, beside what was
 // recorded since the last barrier.
 func (c *commands) dispatch(pipeline, params uint64, groups [3]uint32) {
-	c.bind(pipeline, params)
+	c.bind(pipeline, params, nil)
 	c.d.f.dispatch.call(c.handle, uintptr(groups[0]), uintptr(groups[1]), uintptr(groups[2]))
 	c.wrote |= stageCompute
 }
 
-func (c *commands) bind(pipeline, params uint64) {
+// with records a kernel whose parameters lie at an address and are, from the group counts
+// on, known now: it need not wait for them.
+func (c *commands) with(k kernel, params uint64, values []byte, groups [3]uint32) {
+	if c.err != nil {
+		return
+	}
+	p, err := c.d.pipeline(k)
+	if err != nil {
+		c.err = err
+		return
+	}
+	c.before(stageCompute, accessShaderRead|accessShaderWrite)
+	c.bind(p, params, values)
+	c.d.f.dispatch.call(c.handle, uintptr(groups[0]), uintptr(groups[1]), uintptr(groups[2]))
+	c.wrote |= stageCompute
+}
+
+// pushBytes are what every device takes as push constants: an address of parameters
+// and, if they are known, 1 and their values. (Mesa's llvmpipe reads through an address
+// in the branch that is not taken.)
+const pushBytes = 128
+
+func (c *commands) bind(pipeline, params uint64, values []byte) {
 	d := c.d
 	mark := d.a.mark()
 	defer d.a.release(mark)
 	d.f.bindPipeline.call(c.handle, bindCompute, uintptr(pipeline))
-	d.f.pushConstants.call(c.handle, uintptr(d.layout), shaderStageCompute, 0, 8, addr(put(d.a, params)))
+	push := put(d.a, [pushBytes]byte{})
+	*(*uint64)(unsafe.Pointer(push)) = params
+	if values != nil {
+		push[8] = 1
+		copy(push[16:], values)
+	}
+	d.f.pushConstants.call(c.handle, uintptr(d.layout), shaderStageCompute, 0, pushBytes, addr(push))
 }
 
 // copy records a copy of size bytes.

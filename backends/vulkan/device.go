@@ -180,7 +180,7 @@ func (d *Device) open(p *physical) error {
 		d.families = append(d.families, p.transfer.family)
 	}
 	out := put(a, uint64(0))
-	ranges := put(a, pushConstantRange{stages: shaderStageCompute, size: 8})
+	ranges := put(a, pushConstantRange{stages: shaderStageCompute, size: pushBytes})
 	layout := put(a, pipelineLayoutCreateInfo{header: header{sType: stPipelineLayoutCreate}, rangeCount: 1, ranges: addr(ranges)})
 	if err := check("vkCreatePipelineLayout", d.f.createLayout.call(d.handle, addr(layout), 0, addr(out))); err != nil {
 		return err

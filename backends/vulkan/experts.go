@@ -26,8 +26,9 @@ type experts struct {
 	borrowed bool      // some of what waits for Send lies there
 	staging  [2]stage  // by turns
 	turn     int
-	copied   point // of the last copy
-	laid     point // of the last planes
+	copied   point      // of the last copy
+	laid     point      // of the last planes
+	steps    parameters // of the last group
 	programs map[program]*commands
 	times    *queries // of a program's steps; nil: nobody asks
 	running  point    // of the group under way or, if it was given, of the last one; no value: none
@@ -64,6 +65,16 @@ type blocks struct {
 	kernel
 	planesParams
 }
+
+// parameters are those of a group's steps.
+type parameters struct {
+	quantize [3]quantizeParams // x for gate and for up, what down multiplies
+	rows     [3]rowsParams     // gate, up, down
+}
+
+// slots of parameters in the control block: of step i of the kind.
+func quantizeSlot(i int) uint64 { return slot([]int{0, 1, 4}[i]) }
+func rowsSlot(i int) uint64     { return slot([]int{2, 3, 5}[i]) }
 
 // A program is a recording: what it depends on.
 type program struct {
@@ -290,21 +301,28 @@ func (e *experts) Launch(g *held.Group) error {
 	} else {
 		longest = max(2, longest) // the recording is of any group
 	}
-	first := xA.quantize(x, 0, fail, g.N*l.Dim)
-	if rest := e.rest(run); rest > 0 {
-		first.from, first.to, first.words = e.control.at+slot(1), dev+slot(1), uint32(rest/4)
-		first.groups[0] += (first.words + 255) / 256
-	}
-	*at[quantizeParams](e.control, slot(0)) = first
-	*at[quantizeParams](e.control, slot(1)) = xB.quantize(x, 0, fail, g.N*l.Dim)
 	gates := g.Jobs
 	if l.Types[0] == l.Types[1] {
 		gates *= 2 // gate and up in one dispatch
 	}
-	*at[rowsParams](e.control, slot(2)) = xA.rows(d.rows(l.Types[0], longest), jobsOf(0), indexOn, gates, g.Longest, l.FF, l.Dim, l.Types[0])
-	*at[rowsParams](e.control, slot(3)) = xB.rows(d.rows(l.Types[1], longest), jobsOf(1), indexOn, g.Jobs, g.Longest, l.FF, l.Dim, l.Types[1])
-	*at[quantizeParams](e.control, slot(4)) = hidden.quantize(dev+uint64(p.Gate), dev+uint64(p.Up), fail, g.Rows*l.FF)
-	*at[rowsParams](e.control, slot(5)) = hidden.rows(d.rows(l.Types[2], longest), jobsOf(2), indexOn, g.Jobs, g.Longest, l.Dim, l.FF, l.Types[2])
+	e.steps = parameters{
+		quantize: [3]quantizeParams{
+			xA.quantize(x, 0, fail, g.N*l.Dim), xB.quantize(x, 0, fail, g.N*l.Dim),
+			hidden.quantize(dev+uint64(p.Gate), dev+uint64(p.Up), fail, g.Rows*l.FF)},
+		rows: [3]rowsParams{
+			xA.rows(d.rows(l.Types[0], longest), jobsOf(0), indexOn, gates, g.Longest, l.FF, l.Dim, l.Types[0]),
+			xB.rows(d.rows(l.Types[1], longest), jobsOf(1), indexOn, g.Jobs, g.Longest, l.FF, l.Dim, l.Types[1]),
+			hidden.rows(d.rows(l.Types[2], longest), jobsOf(2), indexOn, g.Jobs, g.Longest, l.Dim, l.FF, l.Types[2])},
+	}
+	if rest := e.rest(run); rest > 0 {
+		first := &e.steps.quantize[0]
+		first.from, first.to, first.words = e.control.at+slot(1), dev+slot(1), uint32(rest/4)
+		first.groups[0] += (first.words + 255) / 256
+	}
+	for i := range e.steps.rows {
+		*at[quantizeParams](e.control, quantizeSlot(i)) = e.steps.quantize[i]
+		*at[rowsParams](e.control, rowsSlot(i)) = e.steps.rows[i]
+	}
 
 	c, err := e.program(run)
 	if err != nil {
@@ -360,36 +378,39 @@ func (e *experts) record(c *commands, p program, q *queries) {
 	if p.stays {
 		c.wrote = stageCompute // of what x comes from
 	}
-	quantize := func(k kernel, b *buffer, i, groups int) {
-		if p.jobs > 0 {
-			c.run(k, b, slot(i), uint32(groups), 1, 1)
-		} else {
-			c.run(k, b, slot(i))
+	// Of one position all counts are known, and parameters too, but where a backend's
+	// vector is the input.
+	quantize := func(k kernel, b *buffer, i int) {
+		switch params := &e.steps.quantize[i]; {
+		case p.jobs > 0 && !p.stays:
+			c.with(k, b.at+quantizeSlot(i), behind(params), [3]uint32(params.groups[:3]))
+		case p.jobs > 0:
+			c.run(k, b, quantizeSlot(i), params.groups[:3]...)
+		default:
+			c.run(k, b, quantizeSlot(i))
 		}
 	}
-	multiply := func(t quant.Type, i, rows, jobs int) {
-		if p.jobs > 0 {
-			k := d.rows(t, 1)
-			c.run(k.kernel, e.params, slot(i), k.groups(rows), uint32(jobs), 1)
+	multiply := func(i int) {
+		t := l.Types[i]
+		if params := &e.steps.rows[i]; p.jobs > 0 {
+			c.with(d.rows(t, 1).kernel, e.params.at+rowsSlot(i), behind(params), [3]uint32(params.groups[:3]))
 		} else {
-			c.run(d.rows(t, 2).kernel, e.params, slot(i))
+			c.run(d.rows(t, 2).kernel, e.params, rowsSlot(i))
 		}
 	}
-	quantize(quantizer(l.Types[0]), e.control, 0, (l.Dim+255)/256+int(e.rest(p)+1023)/1024)
+	quantize(quantizer(l.Types[0]), e.control, 0)
 	if l.Types[0].ActBlock() != l.Types[1].ActBlock() {
-		quantize(quantizer(l.Types[1]), e.params, 1, (l.Dim+255)/256)
+		quantize(quantizer(l.Types[1]), e.params, 1)
 	}
 	q.stamp(c, 1)
-	if l.Types[0] == l.Types[1] {
-		multiply(l.Types[0], 2, l.FF, 2*p.jobs)
-	} else {
-		multiply(l.Types[0], 2, l.FF, p.jobs)
-		multiply(l.Types[1], 3, l.FF, p.jobs)
+	multiply(0)
+	if l.Types[0] != l.Types[1] {
+		multiply(1)
 	}
 	q.stamp(c, 2)
-	quantize(gatedQuantizer(l.Types[2], p.act), e.params, 4, (p.jobs*l.FF+255)/256)
+	quantize(gatedQuantizer(l.Types[2], p.act), e.params, 2)
 	q.stamp(c, 3)
-	multiply(l.Types[2], 5, l.Dim, p.jobs)
+	multiply(2)
 	q.stamp(c, 4)
 	if p.stays {
 		return

@@ -31,6 +31,11 @@ type rowsParams struct {
 	_                             uint32
 }
 
+// behind are the bytes of parameters behind the group counts.
+func behind[T quantizeParams | rowsParams](p *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(p)), unsafe.Sizeof(*p))[16:]
+}
+
 // A rowsJob is one matrix times some positions.
 type rowsJob = held.Job
 
