@@ -19,8 +19,8 @@ layout(constant_id = 1) const uint POSITIONS = 8; // of a job at most, in one wo
 layout(constant_id = 2) const uint THREADS = 64;
 const uint TEAMS = THREADS / 8;
 
-const bool PLUS = TYPE == Q4_1 || TYPE == Q5_1;                                       // a least value beside the scale
-const int OFFSET = TYPE == Q5_0 ? 16 : TYPE == Q4_0 || INT4 ? 8 : 0;                  // of codes
+const bool PLUS = TYPE == Q4_1 || TYPE == Q5_1;                              // a least value beside the scale
+const int OFFSET = TYPE == Q5_0 ? 16 : TYPE == Q4_0 || INT4 ? 8 : 0;         // of codes
 const bool HALF = SCALE == 2 && TYPE != INT4_32 && TYPE != INT4_128 || PLUS; // the scale is a binary16
 
 struct Values {
@@ -111,9 +111,9 @@ int sumFP4(uvec4 q, uvec4 xa, uvec4 xb) {
 // tiny is +0 for a scale below what the arithmetic knows, 2^-45.
 float tiny(uint bits) { return (bits & ~SIGN) < 0x29000000u ? 0.0 : uintBitsToFloat(bits); }
 
-// A Raw is a unit as it is read, or of one position its codes, sums and scale.
+// A Raw is a unit as it is read.
 struct Raw {
-	uvec4 q[13];
+	uvec4 q[13]; // QUADS of them
 	uint fifths, scale;
 };
 
