@@ -30,10 +30,12 @@ func (e *ChecksumError) Error() string {
 
 var errChecksum = errors.New("the checksum does not fit")
 
-// checksum is that of the bytes of a fetch whose reads are over. It is taken in the
-// goroutine that reaps, while other experts are read and computed. Only slabs have
-// checksums; a fetch without one, or one that has failed, gives 0.
-func (s *Reader) checksum(f *Fetch) uint32 {
+func sumAlone(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+
+// checksum is that of the bytes of a fetch whose reads are over, while other experts
+// are read: by the goroutine that reaps, or by all that compute (SumBy). Only slabs
+// have checksums; a fetch without one, or one that has failed, gives 0.
+func (s *Reader) checksum(f *Fetch, sum func([]byte) uint32) uint32 {
 	st, stk := &f.src, s.layers[f.Key.Layer].stack
 	if stk == nil || st.failed() {
 		return 0
@@ -41,10 +43,10 @@ func (s *Reader) checksum(f *Fetch) uint32 {
 	r := &st.reads[0]
 	o, off := s.file(r), stk.at(int64(f.Key.Expert))
 	if s.mode == MMap {
-		return crc32.Checksum(o.mem[off:off+stk.span], castagnoli)
+		return sum(o.mem[off : off+stk.span])
 	}
 	// Parts stand so close that their rounded ends touch: one read has all.
-	return crc32.Checksum(r.buf[off-r.off:][:stk.span], castagnoli)
+	return sum(r.buf[off-r.off:][:stk.span])
 }
 
 // failed says that a read failed for good.

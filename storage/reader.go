@@ -26,9 +26,10 @@ type Reader struct {
 	direct  bool    // reads go past the page cache
 	dev     device
 	via     transport
-	depth   int    // most tries at a drive at once
-	woven   int64  // bytes of the largest expert that is made of what is read; 0: none is
-	scratch []byte // what weave makes an expert in; of who reaps
+	depth   int                 // most tries at a drive at once
+	woven   int64               // bytes of the largest expert that is made of what is read; 0: none is
+	scratch []byte              // what weave makes an expert in; of who reaps
+	sum     func([]byte) uint32 // of who polls; nil: it leaves what has a checksum to who reaps
 
 	books  sync.Mutex // guards the rest, but for the reads of fetches that are finished
 	fixed  bool       // the depth was asked for
@@ -158,7 +159,7 @@ func (s *Reader) Reap() *Fetch {
 			continue
 		}
 		var sum uint32
-		s.beside(func() { sum = s.checksum(f) })
+		s.beside(func() { sum = s.checksum(f, sumAlone) })
 		if s.verify(f, sum) {
 			return s.deliver(f)
 		}
@@ -179,11 +180,25 @@ func (s *Reader) Poll() (f *Fetch, beside bool) {
 	if f = s.ready.head; f == nil {
 		return nil, false
 	}
-	if l := s.layers[f.Key.Layer]; l.stack != nil || l.woven {
+	l := s.layers[f.Key.Layer]
+	if l.woven || l.stack != nil && s.sum == nil {
 		return nil, true
 	}
-	return s.deliver(s.ready.pop()), false
+	f = s.ready.pop()
+	if l.stack != nil {
+		var sum uint32
+		s.beside(func() { sum = s.checksum(f, s.sum) })
+		if !s.verify(f, sum) {
+			return nil, false
+		}
+	}
+	return s.deliver(f), false
 }
+
+// SumBy has Poll take checksums, CRC-32C, by a function of its caller's, in which all
+// processors may have a part. Without one they are taken by one goroutine, in Reap,
+// which then needs a processor beside those that compute.
+func (s *Reader) SumBy(sum func([]byte) uint32) { s.sum = sum }
 
 // beside does what takes long while others may submit.
 func (s *Reader) beside(work func()) {

@@ -126,6 +126,26 @@ func load(src Source, f *Fetch, k Key) error {
 	return src.Reap().Err
 }
 
+// pollLoad is load for one who polls.
+func pollLoad(src Source, f *Fetch, k Key) error {
+	f.Key = k
+	src.Submit([]*Fetch{f})
+	return pollOne(src).Err
+}
+
+// pollOne is Reap by Poll, as far as that goes.
+func pollOne(src Source) *Fetch {
+	for {
+		switch f, beside := src.Poll(); {
+		case beside:
+			return src.Reap()
+		case f != nil:
+			return f
+		}
+		runtime.Gosched()
+	}
+}
+
 func allKeys(layers []ExpertLayer) []Key { return (&expertModel{layers: layers}).keys() }
 
 func slabSource(t testing.TB, m *Model, layers []ExpertLayer, opt SourceOptions) Source {
@@ -337,14 +357,20 @@ func TestSlabFlippedBit(t *testing.T) {
 }
 
 // A read that brings other bytes the first time is read again, counted and served;
-// one that does so twice fails its expert alone.
+// one that does so twice fails its expert alone: the same for one who reaps and for
+// one who polls, by a checksum of its own.
 func TestChecksumRetry(t *testing.T) {
 	m, layers := packable(t, filepath.Join(t.TempDir(), "m.gguf"), 1, 3)
 	s := pack(t, m, layers)
 	victim := Key{5, 7}
 	at := s.slab.stacks[2].at(7)
-	for _, mode := range []Mode{Slab, Pread} {
-		t.Run(mode.String(), func(t *testing.T) {
+	for _, test := range []struct {
+		mode Mode
+		by   string
+		load func(src Source, f *Fetch, k Key) error
+	}{{Slab, "reap", load}, {Slab, "poll", pollLoad}, {Pread, "reap", load}, {Pread, "poll", pollLoad}} {
+		mode, load := test.mode, test.load
+		t.Run(mode.String()+"/"+test.by, func(t *testing.T) {
 			var flips atomic.Int32
 			result := func(_ string, off int64, p []byte, n int, err error) (int, error) {
 				if off <= at && at < off+int64(len(p)) && flips.Load() > 0 {
@@ -354,6 +380,13 @@ func TestChecksumRetry(t *testing.T) {
 				return n, err
 			}
 			src := slabSource(t, s, layers, SourceOptions{Mode: mode, dev: device{result: result}})
+			sums := 0
+			if test.by == "poll" {
+				src.(*Reader).SumBy(func(b []byte) uint32 {
+					sums++
+					return sumAlone(b)
+				})
+			}
 			f := expertFetches(t, src, layers, 1)[0]
 			flips.Store(1)
 			if err := load(src, f, victim); err != nil {
@@ -377,6 +410,9 @@ func TestChecksumRetry(t *testing.T) {
 			if st := src.Stats(); st.Checksums != 2 || st.Loads != 2 {
 				t.Errorf("stats %+v", st)
 			}
+			if want := 5; mode == Slab && test.by == "poll" && sums != want {
+				t.Errorf("the poller took %d checksums, want %d", sums, want)
+			}
 		})
 	}
 }
@@ -389,13 +425,16 @@ func TestSlabAllocs(t *testing.T) {
 		src := slabSource(t, s, layers, SourceOptions{Mode: mode})
 		f := expertFetches(t, src, layers, 1)
 		f[0].Key = Key{5, 3}
-		if n := testing.AllocsPerRun(50, func() {
-			src.Submit(f)
-			if src.Reap().Err != nil {
-				t.Fatal("failed")
+		src.(*Reader).SumBy(sumAlone)
+		for _, next := range []func(Source) *Fetch{Source.Reap, pollOne} {
+			if n := testing.AllocsPerRun(50, func() {
+				src.Submit(f)
+				if next(src).Err != nil {
+					t.Fatal("failed")
+				}
+			}); n != 0 {
+				t.Errorf("%v allocations", n)
 			}
-		}); n != 0 {
-			t.Errorf("%v allocations", n)
 		}
 	})
 }

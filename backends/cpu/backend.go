@@ -47,6 +47,8 @@ type Backend struct {
 	deltaIn     deltaInputs
 	deltaRun    deltaRecurrence
 	deltaOut    deltaOutputs
+	crc         checksumStep
+	pieceShift  uint32 // of a whole piece of crc
 }
 
 var _ backends.Backend = (*Backend)(nil)
@@ -66,7 +68,7 @@ func New(o Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{pool: newPool(o.Threads, kernelsFor(level)), level: level}, nil
+	return &Backend{pool: newPool(o.Threads, kernelsFor(level)), level: level, pieceShift: shiftOf(checksumPiece)}, nil
 }
 
 // Name is "cpu".

@@ -396,6 +396,7 @@ func (e *Engine) openBackend() error {
 		return err
 	}
 	e.backend = host
+	e.Reader.SumBy(host.Checksum) // whoever polls also computes
 	if !e.onDevice {
 		return nil
 	}
