@@ -3,7 +3,8 @@
 //
 // It is compiled once without TYPE, for `quantize`, `planes` and `fetch`, once for
 // each type of weights, whose number TYPE is (internal/quant), for `rows_TYPE` and
-// `rows1_TYPE`, and once with DENSE and dense.cu behind it, for the other steps.
+// `rows1_TYPE`, with GROUP too and group.cu behind it for `group_TYPE`, and once with
+// DENSE and dense.cu behind it, for the other steps.
 // Exactly one of CUDA, HIP and HOST is defined; HOST is for tests, where each thread
 // is a coroutine. Contraction must be off (--fmad=false, -ffp-contract=off): every
 // float operation is one rounding (docs/arithmetic.md).
@@ -202,6 +203,31 @@ DEVICE float fromF16(u32 h) {
 	return toFloat(sign | ((a << 13) + (112u << 23)));
 }
 
+// activation makes one of g and u: act is backends.Activation and 1.
+DEVICE float activation(float g, float u, u32 act) {
+	if (act == 2) {
+		g = toFloat(0x3fd9db23u) * (g > 7.0f ? 7.0f : g);
+		u = u > 7.0f ? 7.0f : u;
+		u = u < -7.0f ? -7.0f : u;
+		u = (u + 1.0f) * toFloat(0x3f16694au);
+	}
+	return silu(g) * u;
+}
+
+// Of a block whose largest float has the bits `most`: its floats' codes, where s is
+// 127*rcp(most), and its scale.
+DEVICE i32 codeOf(float x, float s) { return (i32)(bits(x * s + 12582912.0f) - 0x4b400000u); }
+DEVICE float scaleOf(int none, u32 most) { return none ? 0.0f : toFloat(most) * toFloat(0x3c010204u); }
+
+DEVICE void outOfRange(u32 most, u32 *top, u32 step) {
+	if (most > LARGEST) {
+		volatile u32 *first = top;
+		if (*first == 0) {
+			*first = step;
+		}
+	}
+}
+
 // A Job is a matrix times n vectors.
 typedef struct {
 	const u8 *w;       // planes of the matrix
@@ -252,28 +278,13 @@ KERNEL(64) quantize(Quantize p) {
 	for (u32 i = 0; i < 4; i++) {
 		x[i] = 0.0f;
 		if (i < here) {
-			float g = p.x[at + i];
-			if (p.gate != 0) {
-				float u = p.u[at + i];
-				if (p.gate == 2) {
-					g = toFloat(0x3fd9db23u) * (g > 7.0f ? 7.0f : g);
-					u = u > 7.0f ? 7.0f : u;
-					u = u < -7.0f ? -7.0f : u;
-					u = (u + 1.0f) * toFloat(0x3f16694au);
-				}
-				g = silu(g) * u;
-			}
+			float g = p.gate ? activation(p.x[at + i], p.u[at + i], p.gate) : p.x[at + i];
 			x[i] = g;
 			u32 size = bits(g) & ~SIGN;
 			most = size > most ? size : most;
 		}
 	}
-	if (most > LARGEST) {
-		volatile u32 *top = p.top;
-		if (*top == 0) {
-			*top = p.step;
-		}
-	}
+	outOfRange(most, p.top, p.step);
 	if (p.block == 0) {
 		for (u32 i = 0; i < here; i++) {
 			((float *)p.code)[at + i] = clean(x[i]);
@@ -301,7 +312,7 @@ KERNEL(64) quantize(Quantize p) {
 		float s = 127.0f * rcp(toFloat(most));
 		UNROLL
 		for (u32 i = 0; i < 4; i++) {
-			i32 c = (i32)(bits(x[i] * s + 12582912.0f) - 0x4b400000u);
+			i32 c = codeOf(x[i], s);
 			word |= ((u32)c & 0xffu) << (8 * i);
 			sum += c;
 		}
@@ -323,7 +334,7 @@ KERNEL(64) quantize(Quantize p) {
 		p.sum[at / 16] = sum;
 	}
 	if ((at & (p.block - 1)) == 0) {
-		p.scale[at / p.block] = none ? 0.0f : toFloat(most) * toFloat(0x3c010204u);
+		p.scale[at / p.block] = scaleOf(none, most);
 	}
 }
 
@@ -882,6 +893,23 @@ typedef struct {
 	float w, min;
 } Unit;
 
+// scalesOf gives the scale of a block, and its min.
+DEVICE void scalesOf(float *w, float *min, u32 raw) {
+	*min = 0.0f;
+#if TYPE == MXFP4
+	*w = raw < 83 ? 0.0f : toFloat((raw - 1) << 23);
+#elif TYPE == INT4_32 || TYPE == INT4_128
+	*w = tinyScale(toFloat(raw << 16));
+#elif TYPE >= INT4F_32
+	*w = tinyScale(toFloat(raw));
+#else
+	*w = fromF16(raw & 0xffffu);
+#endif
+#if PLUS
+	*min = fromF16(raw >> 16);
+#endif
+}
+
 DEVICE void unpack(Unit *u, const Raw *raw) {
 	UNROLL
 	for (u32 i = 0; i < 4; i++) {
@@ -903,19 +931,7 @@ DEVICE void unpack(Unit *u, const Raw *raw) {
 		u->c[i + 4] = highNibbles(q);
 #endif
 	}
-	u->min = 0.0f;
-#if TYPE == MXFP4
-	u->w = raw->scale < 83 ? 0.0f : toFloat((raw->scale - 1) << 23);
-#elif TYPE == INT4_32 || TYPE == INT4_128
-	u->w = tinyScale(toFloat(raw->scale << 16));
-#elif TYPE >= INT4F_32
-	u->w = tinyScale(toFloat(raw->scale));
-#else
-	u->w = fromF16(raw->scale & 0xffffu);
-#endif
-#if PLUS
-	u->min = fromF16(raw->scale >> 16);
-#endif
+	scalesOf(&u->w, &u->min, raw->scale);
 }
 
 // multiply adds the terms of unit u of each row, for each vector.
@@ -1041,9 +1057,11 @@ DEVICE void rowsOf(const Rows *p, const u32 P) {
 #endif
 #endif
 
+#if !defined(GROUP)
 // One kernel for 1 to 8 vectors of a job, and for more in runs of 8; rows1 is the
 // same with room for one, which leaves registers.
 KERNEL(THREADS) JOIN(rows, TYPE)(Rows p) { rowsOf(&p, POSITIONS); }
 KERNEL(THREADS) JOIN(rows1, TYPE)(Rows p) { rowsOf(&p, 1); }
+#endif
 
 #endif

@@ -8,8 +8,15 @@ var products string
 //go:embed dense.cu
 var dense string
 
+//go:embed group.cu
+var group string
+
 // GPU is the source of the kernels of CUDA and HIP.
-var GPU = products + dense
+var GPU = products + dense + group
+
+// Groups are the types of weights, by number, that have a kernel for groups of experts
+// in one launch.
+var Groups = []uint32{8, 12, 39}
 
 //go:embed ptx/*.gz
 var ptx embed.FS

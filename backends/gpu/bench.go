@@ -123,7 +123,7 @@ func (b *measured) Upload() error {
 func (b *measured) Groups(n int) (func() error, error) {
 	return func() error {
 		for range n {
-			if err := b.e.replay(b.run); err != nil {
+			if err := b.e.single(b.run); err != nil {
 				return err
 			}
 		}

@@ -73,7 +73,8 @@ func (c *compiler) fill(lib uintptr) bool {
 var known5 = []string{"gfx803", "gfx900", "gfx906", "gfx908", "gfx90a", "gfx1010", "gfx1011", "gfx1012", "gfx1030", "gfx1031", "gfx1032", "gfx1034"}
 
 // options are those of the compiler; name is "" for what all types share, "dense"
-// for the steps that are no products with matrices, else a type's number.
+// for the steps that are no products with matrices, else a type's number, for groups in
+// one launch with "group" before it.
 func (c *compiler) options(name string) []string {
 	var o []string
 	if c.d.dr.API == CUDA {
@@ -91,6 +92,9 @@ func define(module string) []string {
 		return nil
 	case "dense":
 		return []string{"-DDENSE"}
+	}
+	if t, ok := strings.CutPrefix(module, "group"); ok {
+		return []string{"-DGROUP", "-DTYPE=" + t}
 	}
 	return []string{"-DTYPE=" + module}
 }

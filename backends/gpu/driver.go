@@ -33,6 +33,7 @@ type Info struct {
 	// Integrated says that its memory is the host's.
 	Integrated bool
 	units      int // multiprocessors; 0: not told
+	capability int // CUDA's: 90 is 9.0
 	handle     uintptr
 }
 
@@ -44,7 +45,7 @@ type words struct {
 	name       [256]byte
 	properties [8192]byte
 	params     [2]uintptr
-	args       [256]byte
+	args       [1024]byte
 }
 
 // Open opens the driver of an API and lists its devices. ErrNoDriver: there is
@@ -169,6 +170,7 @@ func (d *Driver) arch(info *Info) error {
 		}
 		value[i] = int(w.number)
 	}
-	info.Arch, info.units, info.Integrated = fmt.Sprintf("sm_%d%d", value[0], value[1]), value[2], value[3] != 0
+	info.capability, info.units, info.Integrated = 10*value[0]+value[1], value[2], value[3] != 0
+	info.Arch = fmt.Sprintf("sm_%d", info.capability)
 	return nil
 }

@@ -28,12 +28,14 @@ type experts struct {
 
 	control  *buffer // host: jobs, index; copied to the device first
 	onDevice *buffer // that copy, then the scratch
+	counts   *buffer // of groups in one launch
 	in, out  *buffer // host
 	programs map[program]graph
-	links    map[*Device]*link // from devices whose vectors were taken
-	fail     dense.Failure     // of the device's backend, whose vector was taken; the zero value: of none
-	stays    bool              // the outputs of the last group are on the device alone
-	launched int64             // waits of the device before that group
+	wholes   map[backends.HeldLayer][]function // kernels of groups in one launch, where these were looked for
+	links    map[*Device]*link                 // from devices whose vectors were taken
+	fail     dense.Failure                     // of the device's backend, whose vector was taken; the zero value: of none
+	stays    bool                              // the outputs of the last group are on the device alone
+	launched int64                             // waits of the device before that group
 }
 
 // A stage is host memory that uploads pass through, and memory of the device where
@@ -76,11 +78,15 @@ func (d *Device) NewExperts(layers map[int]backends.HeldLayer, k, most int) (*he
 }
 
 func (d *Device) newExperts(layers map[int]backends.HeldLayer, k, most int) (e *experts, err error) {
-	e = &experts{d: d, programs: map[program]graph{}, links: map[*Device]*link{}}
+	e = &experts{d: d, programs: map[program]graph{}, wholes: map[backends.HeldLayer][]function{}, links: map[*Device]*link{}}
 	if e.Experts, err = held.New(e, held.Options{Name: d.dr.API.String(), Types: types, Head: head, X: true}, layers, k, most); err != nil {
 		return nil, err
 	}
-	if err := e.allocate(); err != nil {
+	ff := 0
+	for _, l := range layers {
+		ff = max(ff, l.FF)
+	}
+	if err := e.allocate(ff); err != nil {
 		e.Close()
 		return nil, err
 	}
@@ -88,7 +94,7 @@ func (d *Device) newExperts(layers map[int]backends.HeldLayer, k, most int) (e *
 	return e, nil
 }
 
-func (e *experts) allocate() (err error) {
+func (e *experts) allocate(ff int) (err error) {
 	d, p := e.d, &e.Places
 	defer d.enter()()
 	if e.onDevice, err = d.buffer(p.Size); err != nil {
@@ -117,7 +123,7 @@ func (e *experts) allocate() (err error) {
 			return err
 		}
 	}
-	return nil
+	return e.newCounts(ff)
 }
 
 // event makes an event without a time.
@@ -237,9 +243,21 @@ func (e *experts) Launch(g *held.Group) error {
 		}
 	}
 	if g.Single() {
-		return e.replay(p)
+		return e.single(p)
 	}
 	return e.group(p, g.Longest, g.N, g.Rows)
+}
+
+// single starts a group of single vectors, which the control block describes.
+func (e *experts) single(p program) error {
+	kernels, err := e.whole(p.layer)
+	switch {
+	case err != nil:
+		return err
+	case kernels != nil:
+		return e.launchWhole(p, kernels)
+	}
+	return e.replay(p)
 }
 
 // Fetch is held.Fetcher's: x may lie on this device or on another of its driver. The
@@ -471,7 +489,7 @@ func (e *experts) Free() error {
 	if e.copied != 0 {
 		f.endEvent.call(e.copied)
 	}
-	for _, b := range append(e.arenas, e.control, e.onDevice, e.in, e.out) {
+	for _, b := range append(e.arenas, e.control, e.onDevice, e.counts, e.in, e.out) {
 		d.drop(b)
 	}
 	e.arenas, e.programs = nil, nil

@@ -91,36 +91,26 @@ func (f *fake) open(t *testing.T, a API) *Driver {
 	return dr
 }
 
-var small = backends.HeldLayer{Types: [3]quant.Type{quant.Q8_0, quant.Q8_0, quant.Q4_K}, Dim: 256, FF: 256}
+var small = backends.HeldLayer{Types: [3]quant.Type{quant.Q5_0, quant.Q5_0, quant.Q4_K}, Dim: 256, FF: 256}
+
+// atOnce is a layer whose groups of one position are a launch or two.
+var atOnce = backends.HeldLayer{Types: [3]quant.Type{quant.Q8_0, quant.Q8_0, quant.Q4_K}, Dim: 256, FF: 256}
 
 // Every failure of the driver is an error that says what to do, and leaves nothing
 // behind.
 func TestFailures(t *testing.T) {
 	f := fakeDriver(t)
-	for _, c := range []struct {
+	type failure struct {
 		call  string
 		after int
 		code  int
 		want  string
 		lost  bool
-	}{
-		{"init", 0, 100, "found no device", false},
-		{"init", 0, 803, "another version", false},
-		{"context", 0, 2, "lower --vram", false},
-		{"allocate", 1, 2, "lower --vram", false},
-		{"pin", 1, 2, "pinned host memory", false},
-		{"copy", 0, 719, "lost the device", true},
-		{"launch", 1, 2, "found no memory", false},
-		{"launch", 3, 719, "lost the device", true},
-		{"launch", 8, 719, "lost the device", true}, // while a graph is recorded
-		{"launch", 12, 700, "lost the device", true},
-		{"synchronize", 1, 702, "lost the device", true},
-		{"synchronize", 2, 719, "lost the device", true},
-		{"capture", 0, 900, "error 900", false},
-	} {
-		name := fmt.Sprintf("%s %d after %d", c.call, c.code, c.after)
+	}
+	fails := func(l backends.HeldLayer, c failure) {
+		name := fmt.Sprintf("%v: %s %d after %d", l.Types, c.call, c.code, c.after)
 		f.fail(c.call, c.after, c.code)
-		err := work(t, f)
+		err := work(t, f, l)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
@@ -133,13 +123,38 @@ func TestFailures(t *testing.T) {
 			t.Errorf("%s: %d things are left", name, n)
 		}
 	}
-	if err := work(t, f); err != nil {
+	for _, c := range []failure{
+		{"init", 0, 100, "found no device", false},
+		{"init", 0, 803, "another version", false},
+		{"context", 0, 2, "lower --vram", false},
+		{"allocate", 1, 2, "lower --vram", false},
+		{"pin", 1, 2, "pinned host memory", false},
+		{"copy", 0, 719, "lost the device", true},
+		{"launch", 1, 2, "found no memory", false},
+		{"launch", 3, 719, "lost the device", true},
+		{"launch", 17, 719, "lost the device", true}, // while a graph is recorded
+		{"launch", 20, 700, "lost the device", true}, // of the graph
+		{"synchronize", 1, 702, "lost the device", true},
+		{"synchronize", 2, 719, "lost the device", true},
+		{"capture", 0, 900, "error 900", false},
+	} {
+		fails(small, c)
+	}
+	for _, c := range []failure{
+		{"launch", 11, 719, "lost the device", true}, // gate and up
+		{"launch", 12, 700, "lost the device", true}, // down
+		{"launch", 14, 2, "found no memory", false},
+		{"synchronize", 2, 719, "lost the device", true},
+	} {
+		fails(atOnce, c)
+	}
+	if err := errors.Join(work(t, f, small), work(t, f, atOnce)); err != nil {
 		t.Errorf("after all failures: %v", err)
 	}
 }
 
 // work does all that an engine does with a device.
-func work(t *testing.T, f *fake) (err error) {
+func work(t *testing.T, f *fake, l backends.HeldLayer) (err error) {
 	dr, err := open(CUDA, []string{f.path}, []string{f.path})
 	if err != nil {
 		return err
@@ -150,12 +165,12 @@ func work(t *testing.T, f *fake) (err error) {
 		return err
 	}
 	defer d.Close()
-	e, err := d.newExperts(map[int]backends.HeldLayer{5: small}, 2, 4)
+	e, err := d.newExperts(map[int]backends.HeldLayer{5: l}, 2, 4)
 	if err != nil {
 		return err
 	}
 	defer e.Close()
-	g := backendtest.NewHeldGroup(rand.New(rand.NewPCG(1, 2)), small, 1, 2, 2)
+	g := backendtest.NewHeldGroup(rand.New(rand.NewPCG(1, 2)), l, 1, 2, 2)
 	for i, x := range g.All {
 		if err := e.Upload(5, i, [3][]byte{x.Gate.Data, x.Up.Data, x.Down.Data}); err != nil {
 			return err
@@ -165,7 +180,7 @@ func work(t *testing.T, f *fake) (err error) {
 		return err
 	}
 	for range 2 {
-		copy(e.Input(1, small.Dim), g.X)
+		copy(e.Input(1, l.Dim), g.X)
 		if err := e.Start(5, []backends.HeldJob{{Expert: 0, Rows: []int32{0}}, {Expert: 1, Rows: []int32{1}}}, 2, 1, g.Act, g.Bias); err != nil {
 			return err
 		}

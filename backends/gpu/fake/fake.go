@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	"sluice/internal/quant"
 	"sluice/shaders"
@@ -19,8 +20,8 @@ var driver []byte
 //go:embed testdata/host.h
 var host []byte
 
-// Build compiles the library with gcc into a folder, with rows kernels of types,
-// under the names that both drivers and their
+// Build compiles the library with gcc into a folder, with kernels of rows and groups of
+// types, under the names that both drivers and their
 // compilers are asked for.
 func Build(dir string, types []quant.Type) (library string, err error) {
 	for name, text := range map[string][]byte{"fake.c": driver, "host.h": host, "gpu.cu": []byte(shaders.GPU)} {
@@ -54,6 +55,13 @@ func Build(dir string, types []quant.Type) (library string, err error) {
 			return "", err
 		}
 		link = append(link, object)
+		if slices.Contains(shaders.Groups, uint32(t)) {
+			object := fmt.Sprintf("group%d.o", uint32(t))
+			if err := gcc(append(compile, object, "-DGROUP", fmt.Sprintf("-DTYPE=%d", uint32(t)))...); err != nil {
+				return "", err
+			}
+			link = append(link, object)
+		}
 	}
 	if err := gcc(link...); err != nil {
 		return "", err

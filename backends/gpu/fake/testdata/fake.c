@@ -88,7 +88,7 @@ static char *stacks;
 static int now, threadCount;
 static unsigned place[3], grid[3];
 static jmp_buf scheduler;
-struct params { char b[256]; };
+struct params { char b[1024]; };
 static void (*entry)(struct params);
 static struct params given;
 
@@ -140,6 +140,22 @@ unsigned across(unsigned v, unsigned mask) {
 	return slot[now ^ mask] ^ flaw;
 }
 void barrier(void) { meet(&whole); }
+void others(void) { yield(); }
+
+// A product of tensor cores: shaders/group.cu says of what.
+static signed char tiles[2][MOST][24];
+void tileOf(int *c, unsigned *ab, int isSigned) {
+	signed char(*tile)[24] = tiles[threads[now].crossed++ & 1];
+	memcpy(tile[now], ab, 24);
+	meet(&warps[now / 32]);
+	int warp = now & ~31, g = now % 32 / 4, t = now % 4;
+	for (int i = 0; i < 4; i++) { // rows g and g+8, columns 2t and 2t+1
+		for (int k = 0; k < 32; k++) {
+			int a = tile[warp + 4 * g + k % 16 / 4][8 * (k / 16) + 4 * (i / 2) + k % 4];
+			c[i] += (isSigned ? a : a & 255) * (tile[warp + 4 * (2 * t + i % 2) + k % 16 / 4][16 + 4 * (k / 16) + k % 4] ^ flaw);
+		}
+	}
+}
 static void body(void) {
 	for (;;) { // once for each block
 		entry(given);
@@ -189,7 +205,7 @@ struct op {
 	size_t size;
 	void (*f)(struct params);
 	unsigned grid[3], threads;
-	char args[256];
+	char args[1024];
 	struct event *event;
 	struct op *next;
 };
@@ -542,9 +558,11 @@ OTHERS(DECLARED)
 	void rows_##t(struct params); \
 	void rows1_##t(struct params);
 TYPES(DECLARE)
+#define GROUPS(X) X(group_8) X(group_12) X(group_39)
+GROUPS(DECLARED)
 #define CALLED(name) {#name, name},
 #define NAMED(t) {"rows_" #t, rows_##t}, {"rows1_" #t, rows1_##t},
-static struct { const char *name; void (*f)(struct params); } kernels[] = {OTHERS(CALLED) TYPES(NAMED)};
+static struct { const char *name; void (*f)(struct params); } kernels[] = {OTHERS(CALLED) TYPES(NAMED) GROUPS(CALLED)};
 
 BOTH(cuModuleGetFunction, hipModuleGetFunction, (void **f, void *m, const char *name)) {
 	(void)m;

@@ -6,3 +6,5 @@ unsigned blockZ(void);
 unsigned blocksX(void);
 void barrier(void);
 unsigned across(unsigned v, unsigned mask);
+void others(void);
+void tileOf(int *c, unsigned *ab, int isSigned);
