@@ -47,6 +47,7 @@ type HeldUsage struct {
 	Pinned      int64 // bytes of host memory that are pinned for copies
 	PinAsked    int64 // bytes of host memory that should be
 	Unpinned    int64 // times that it could not be had
+	Unequal     int64 // kernels that gave other bits than those that they stand for, and are not used
 }
 
 // tolerance is how much of what was allocated the driver's own count may differ.

@@ -31,11 +31,12 @@ type experts struct {
 	counts   *buffer // of groups in one launch
 	in, out  *buffer // host
 	programs map[program]graph
-	wholes   map[backends.HeldLayer][]function // kernels of groups in one launch, where these were looked for
-	links    map[*Device]*link                 // from devices whose vectors were taken
-	fail     dense.Failure                     // of the device's backend, whose vector was taken; the zero value: of none
-	stays    bool                              // the outputs of the last group are on the device alone
-	launched int64                             // waits of the device before that group
+	wholes   map[backends.HeldLayer]*whole // kernels of groups in one launch, where these were looked for
+	unequal  int64                         // of them, those that were wrong
+	links    map[*Device]*link             // from devices whose vectors were taken
+	fail     dense.Failure                 // of the device's backend, whose vector was taken; the zero value: of none
+	stays    bool                          // the outputs of the last group are on the device alone
+	launched int64                         // waits of the device before that group
 }
 
 // A stage is host memory that uploads pass through, and memory of the device where
@@ -78,7 +79,7 @@ func (d *Device) NewExperts(layers map[int]backends.HeldLayer, k, most int) (*he
 }
 
 func (d *Device) newExperts(layers map[int]backends.HeldLayer, k, most int) (e *experts, err error) {
-	e = &experts{d: d, programs: map[program]graph{}, wholes: map[backends.HeldLayer][]function{}, links: map[*Device]*link{}}
+	e = &experts{d: d, programs: map[program]graph{}, wholes: map[backends.HeldLayer]*whole{}, links: map[*Device]*link{}}
 	if e.Experts, err = held.New(e, held.Options{Name: d.dr.API.String(), Types: types, Head: head, X: true}, layers, k, most); err != nil {
 		return nil, err
 	}
@@ -250,14 +251,16 @@ func (e *experts) Launch(g *held.Group) error {
 
 // single starts a group of single vectors, which the control block describes.
 func (e *experts) single(p program) error {
-	kernels, err := e.whole(p.layer)
+	w, err := e.whole(p.layer)
 	switch {
 	case err != nil:
 		return err
-	case kernels != nil:
-		return e.launchWhole(p, kernels)
+	case w.kernels == nil:
+		return e.replay(p)
+	case !w.proven:
+		return e.prove(p, w)
 	}
-	return e.replay(p)
+	return e.launchWhole(p, w.kernels)
 }
 
 // Fetch is held.Fetcher's: x may lie on this device or on another of its driver. The
@@ -423,22 +426,15 @@ func (e *experts) Collect(floats int) ([]float32, error) {
 		return nil, e.d.lost
 	}
 	defer e.d.enter()()
-	if e.stays {
-		if err := e.copyOut(floats); err != nil {
-			return nil, err
-		}
+	out, err := e.outputs(floats)
+	if err == nil && e.outOfRange() {
+		err = &backends.ActivationError{Step: "ExpertGroup"}
 	}
-	if err := e.d.waitKernels(); err != nil {
-		return nil, err
-	}
-	if *at[uint32](e.control, topAt) != 0 {
-		return nil, &backends.ActivationError{Step: "ExpertGroup"}
-	}
-	return slice[float32](e.out, 0, floats), nil
+	return out, err
 }
 
 func (e *experts) Memory() backends.HeldUsage {
-	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Launches: e.d.launches, Unpinned: e.d.unpinned}
+	u := backends.HeldUsage{Driver: -1, Recorded: e.d.recorded, Launches: e.d.launches, Unpinned: e.d.unpinned, Unequal: e.unequal}
 	for _, l := range e.lent {
 		if l.own {
 			u.Pinned += pinned(int64(len(l.mem)))

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"unsafe"
 
@@ -43,18 +44,88 @@ func (e *experts) newCounts(ff int) (err error) {
 	return d.waitKernels()
 }
 
-// whole gives the kernels that compute groups of single vectors of a layer in one launch,
+// A whole is the kernels that compute groups of single vectors of a layer in one launch,
 // or in two where down is of another type. Without any they take the launches of group:
 // on devices without products of bytes on tensor cores, or where no compiler is that
-// knows what they need.
-func (e *experts) whole(l backends.HeldLayer) ([]function, error) {
-	kernels, ok := e.wholes[l]
-	if !ok {
-		kernels = e.findWhole(l)
-		e.wholes[l] = kernels
-	}
-	return kernels, e.d.lost
+// knows what they need, or after their outputs were wrong.
+type whole struct {
+	kernels []function
+	proven  bool // see prove
 }
+
+// whole gives those of a layer.
+func (e *experts) whole(l backends.HeldLayer) (*whole, error) {
+	w := e.wholes[l]
+	if w == nil {
+		w = &whole{kernels: e.findWhole(l)}
+		e.wholes[l] = w
+	}
+	return w, e.d.lost
+}
+
+// prove computes a group both ways. Only where their outputs are the same, to the bit,
+// is that group's layer, and those like it, computed in one launch from then on: what a
+// warp may see of another's writes no known answer of one vector tells.
+func (e *experts) prove(p program, w *whole) error {
+	floats := p.jobs * p.layer.Dim
+	if err := e.replay(p); err != nil {
+		return err
+	}
+	out, err := e.outputs(floats)
+	if err != nil || e.outOfRange() {
+		return err // what is out of range has no outputs; the next group will do
+	}
+	want := slices.Clone(out)
+	for i := range out {
+		out[i] = -1e30 // or the right ones would be there already
+	}
+	if err := e.restore(floats); err != nil {
+		return err
+	}
+	if err := e.launchWhole(p, w.kernels); err != nil {
+		return err
+	}
+	if out, err = e.outputs(floats); err != nil {
+		return err
+	}
+	same := func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }
+	if w.proven = slices.EqualFunc(out, want, same) && !e.outOfRange(); w.proven {
+		return nil
+	}
+	w.kernels = nil
+	e.unequal++
+	copy(out, want)
+	*at[uint32](e.control, topAt) = 0
+	return e.restore(floats)
+}
+
+// outputs waits for a group, and gives the memory of the host where its outputs are.
+func (e *experts) outputs(floats int) ([]float32, error) {
+	if e.stays {
+		if err := e.copyOut(floats); err != nil {
+			return nil, err
+		}
+	}
+	if err := e.d.waitKernels(); err != nil {
+		return nil, err
+	}
+	return slice[float32](e.out, 0, floats), nil
+}
+
+// restore puts them back to where a group leaves them on the device.
+func (e *experts) restore(floats int) error {
+	if !e.stays {
+		return nil
+	}
+	if err := e.d.check("copy to the device", e.d.dr.f.copyIn.call(uintptr(e.onDevice.at+uint64(e.Places.Out)), uintptr(unsafe.Pointer(&e.out.host[0])), uintptr(4*floats), e.d.kernels)); err != nil {
+		return err
+	}
+	return e.d.waitKernels()
+}
+
+// outOfRange says that a group has met an activation out of range, as far as the host
+// is told.
+func (e *experts) outOfRange() bool { return *at[uint32](e.control, topAt) != 0 }
 
 func (e *experts) findWhole(l backends.HeldLayer) (kernels []function) {
 	d := e.d

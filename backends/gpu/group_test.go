@@ -45,11 +45,15 @@ func TestWhole(t *testing.T) {
 				if err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}
-				if kernels, err := e.whole(l); err != nil || kernels == nil {
-					t.Fatalf("%s: %d kernels, %v", name, len(kernels), err)
+				if w, err := e.whole(l); err != nil || w.kernels == nil {
+					t.Fatalf("%s: %+v, %v", name, w, err)
 				}
 				g := backendtest.NewHeldGroup(rng, l, 1, c.k, c.k)
 				g.Upload(t, e)
+				g.Run(t, ref, e, name) // both ways
+				if w, _ := e.whole(l); !w.proven || e.unequal != 0 {
+					t.Fatalf("%s: the two ways differ", name)
+				}
 				launches := d.launches
 				const runs = 2
 				for range runs { // counts are as they were
@@ -98,6 +102,39 @@ func TestWholeAllocs(t *testing.T) {
 		}
 	}); n > 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// Kernels for one launch that give other bits than those for several are not used, and
+// told of; no output is theirs.
+func TestUnequal(t *testing.T) {
+	f := fakeDriver(t)
+	d, err := f.open(t, CUDA).Open(0, Options{Cache: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	f.call("fakeFlawTiles", 1)
+	defer f.call("fakeFlawTiles", 0)
+	e, err := d.newExperts(map[int]backends.HeldLayer{5: atOnce}, 2, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	ref, err := cpu.New(cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ref.Close()
+	rng := rand.New(rand.NewPCG(17, 18))
+	g := backendtest.NewHeldGroup(rng, atOnce, 1, 2, 2)
+	g.Upload(t, e)
+	for range 3 {
+		g.Refill(rng)
+		g.Run(t, ref, e, "unequal")
+	}
+	if n := e.Usage().Unequal; n != 1 {
+		t.Errorf("%d kernels are told to be unequal, want 1", n)
 	}
 }
 

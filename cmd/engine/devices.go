@@ -194,6 +194,7 @@ func (d *devices) usage() (sum backends.HeldUsage) {
 		sum.Pinned += u.Pinned
 		sum.PinAsked += u.PinAsked
 		sum.Unpinned += u.Unpinned
+		sum.Unequal += u.Unequal
 		sum.Recorded += u.Recorded
 		sum.Launches += u.Launches
 		if sum.Driver >= 0 && u.Driver >= 0 {

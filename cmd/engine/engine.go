@@ -437,6 +437,9 @@ func (p *Plan) TraceHeader(name string) *tiers.Trace {
 func (e *Engine) Finish() (notices []string, err error) {
 	e.Cache.Land()
 	notices = e.Cache.Notices()
+	if n := e.Usage().Unequal; n > 0 {
+		notices = append(notices, fmt.Sprintf("warning: %d of the device's kernels gave other bits than the slower ones that they stand for, which compute in their place: no output is wrong; please report it with the device and its driver", n))
+	}
 	if e.Drafts != nil {
 		notices = append(notices, e.Drafts.Notices()...)
 	}

@@ -103,6 +103,25 @@ func TestDeviceFaults(t *testing.T) {
 			t.Errorf("%s: it wrote %q, want %q", fault, r.out, plain.out)
 		}
 	}
+	// Tensor cores that compute wrong numbers: whatever uses them is told of and not used.
+	model := filepath.Join(dir, "moe.gguf")
+	mustRun(t, "synth", "-o", model, "--arch", "qwen3moe", "--layers", "2", "--hidden", "256", "--ff", "256", "--experts", "8", "--top-k", "2")
+	whole := func(env []string, args ...string) result {
+		var out, errw bytes.Buffer
+		c := child(t, append(env, "LD_LIBRARY_PATH="+dir, "XDG_CACHE_HOME="+dir), append([]string{"run", model, "8", "-p", "a b", "-n", "4", "--temp", "0", "--ctx", "32"}, args...)...)
+		c.Stdout, c.Stderr = &out, &errw
+		c.Run()
+		return result{c.ProcessState.ExitCode(), out.String(), errw.String()}
+	}
+	want := whole(nil, "--backend", "cpu")
+	for _, args := range [][]string{vram, all} {
+		r, wrong := whole(nil, args...), whole([]string{"FAKE_FLAW_TILES=1"}, args...)
+		r.wants(t, exitDone, "vram of cuda:0: 8 experts")
+		wrong.wants(t, exitDone, "1 of the device's kernels gave other bits")
+		if strings.Contains(r.err, "other bits") || r.out != want.out || wrong.out != want.out {
+			t.Errorf("%v: it wrote %q, with wrong kernels %q, want %q\n%s", args, r.out, wrong.out, want.out, r.err)
+		}
+	}
 }
 
 // A dense model is computed on a GPU as a whole, with the bits of the CPU.

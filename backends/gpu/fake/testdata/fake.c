@@ -34,10 +34,11 @@ void fakePinned(long long bytes) { pinnedLimit = bytes; }
 long long fakeLive(void) { return live; }
 long long fakeCompiled(void) { return compiled; }
 
-static int flaw, apart;
+static int flaw, flawTiles, apart;
+void fakeFlawTiles(int on) { flawTiles = on; }
 
 // A process that does not call these is told by its environment: FAKE_FAIL is
-// "CALL SKIP CODE", a negative SKIP for every call; FAKE_FLAW makes threads give each other wrong numbers, FAKE_TOTAL
+// "CALL SKIP CODE", a negative SKIP for every call; FAKE_FLAW makes threads give each other wrong numbers, FAKE_FLAW_TILES tensor cores compute some, FAKE_TOTAL
 // is a device's memory in bytes, FAKE_DEVICES how many there are, FAKE_APART that they
 // do not reach each other.
 __attribute__((constructor)) static void told(void) {
@@ -46,6 +47,7 @@ __attribute__((constructor)) static void told(void) {
 		sscanf(e, "%63s %d %d", failing, &failSkip, &failCode);
 	}
 	flaw = getenv("FAKE_FLAW") != 0;
+	flawTiles = getenv("FAKE_FLAW_TILES") != 0;
 	apart = getenv("FAKE_APART") != 0;
 	if ((e = getenv("FAKE_TOTAL"))) {
 		total = atoll(e);
@@ -152,7 +154,7 @@ void tileOf(int *c, unsigned *ab, int isSigned) {
 	for (int i = 0; i < 4; i++) { // rows g and g+8, columns 2t and 2t+1
 		for (int k = 0; k < 32; k++) {
 			int a = tile[warp + 4 * g + k % 16 / 4][8 * (k / 16) + 4 * (i / 2) + k % 4];
-			c[i] += (isSigned ? a : a & 255) * (tile[warp + 4 * (2 * t + i % 2) + k % 16 / 4][16 + 4 * (k / 16) + k % 4] ^ flaw);
+			c[i] += (isSigned ? a : a & 255) * (tile[warp + 4 * (2 * t + i % 2) + k % 16 / 4][16 + 4 * (k / 16) + k % 4] ^ flaw ^ flawTiles);
 		}
 	}
 }
