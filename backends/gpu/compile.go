@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
-	"unsafe"
 
 	"github.com/ebitengine/purego"
 
@@ -143,8 +143,9 @@ func (d *Device) module(name string) (uintptr, error) {
 
 func (d *Device) loadModule(name string, code []byte) (uintptr, error) {
 	w := d.dr.words
-	// The image stays where it is while the driver reads it: it does not escape this call.
-	if err := d.check("load of kernels", d.dr.f.module.call(addr(&w.out[0]), uintptr(unsafe.Pointer(&code[0])))); err != nil {
+	var p pins
+	defer p.Unpin()
+	if err := d.check("load of kernels", d.dr.f.module.call(addr(&w.out[0]), p.of(code))); err != nil {
 		return 0, err
 	}
 	m := uintptr(w.out[0])
@@ -202,8 +203,9 @@ func (c *compiler) compile(options []string) ([]byte, error) {
 		}
 		return fmt.Errorf("%s of %s: error %d", call, c.d.Compiler.File, code)
 	}
-	source, file := cText(shaders.GPU), cText("gpu.cu")
-	if err := failed("program", c.f.create.call(addr(&w.out[0]), addr(&source[0]), addr(&file[0]), 0, 0, 0)); err != nil {
+	var p pins
+	defer p.Unpin()
+	if err := failed("program", c.f.create.call(addr(&w.out[0]), p.text(shaders.GPU), p.text("gpu.cu"), 0, 0, 0)); err != nil {
 		return nil, err
 	}
 	program := uintptr(w.out[0])
@@ -211,11 +213,11 @@ func (c *compiler) compile(options []string) ([]byte, error) {
 		w.more[0] = uint64(program)
 		c.f.destroy.call(addr(&w.more[0]))
 	}()
-	texts, list := make([][]byte, len(options)), make([]uintptr, len(options))
+	list := make([]uintptr, len(options))
 	for i, o := range options {
-		texts[i] = cText(o)
-		list[i] = addr(&texts[i][0])
+		list[i] = p.text(o)
 	}
+	p.Pin(&list[0])
 	if code := c.f.compile.call(program, uintptr(len(list)), addr(&list[0])); code != 0 {
 		return nil, fmt.Errorf("%s cannot compile the kernels for %s (error %d): %s", c.d.Compiler.File, c.d.Arch, code, c.read(program))
 	}
@@ -226,7 +228,7 @@ func (c *compiler) compile(options []string) ([]byte, error) {
 	if len(code) == 0 {
 		return nil, fmt.Errorf("%s made no code for %s", c.d.Compiler.File, c.d.Arch)
 	}
-	err := failed("code", c.f.get.call(program, addr(&code[0])))
+	err := failed("code", c.f.get.call(program, p.of(code)))
 	return code, err
 }
 
@@ -236,8 +238,10 @@ func (c *compiler) read(program uintptr) string {
 	if c.f.logSize.call(program, addr(&w.out[0])) != 0 || w.out[0] == 0 {
 		return "no log"
 	}
+	var p pins
+	defer p.Unpin()
 	log := make([]byte, w.out[0])
-	c.f.log.call(program, addr(&log[0]))
+	c.f.log.call(program, p.of(log))
 	for line := range strings.Lines(string(log)) {
 		if strings.Contains(line, "error") {
 			return strings.TrimSpace(line)
@@ -246,8 +250,18 @@ func (c *compiler) read(program uintptr) string {
 	return "no error in its log"
 }
 
-// cText is s as C takes it.
-func cText(s string) []byte { return append([]byte(s), 0) }
+// pins are what lies on the Go heap and foreign code reads or writes: from the time
+// that its address is taken to unpin it stays, and stays where it is. Without that the
+// collector may take it during a call, and a stack that grows may move it before.
+type pins struct{ runtime.Pinner }
+
+func (p *pins) of(b []byte) uintptr {
+	p.Pin(&b[0])
+	return addr(&b[0])
+}
+
+// text is the address of s as C takes it.
+func (p *pins) text(s string) uintptr { return p.of(append([]byte(s), 0)) }
 
 // kernel gives a kernel of a module.
 func (d *Device) kernel(module, name string) (function, error) {
@@ -259,8 +273,10 @@ func (d *Device) kernel(module, name string) (function, error) {
 	if err != nil {
 		return function{}, err
 	}
-	w, text := d.dr.words, cText(name)
-	if err := d.check("kernel "+name, d.dr.f.function.call(addr(&w.out[0]), m, addr(&text[0]))); err != nil {
+	w := d.dr.words
+	var p pins
+	defer p.Unpin()
+	if err := d.check("kernel "+name, d.dr.f.function.call(addr(&w.out[0]), m, p.text(name))); err != nil {
 		return function{}, err
 	}
 	f := function{handle: uintptr(w.out[0])}

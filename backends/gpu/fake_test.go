@@ -1,12 +1,14 @@
 package gpu
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -68,14 +70,16 @@ func (f *fake) call(name string, args ...uintptr) int {
 }
 
 func (f *fake) device(version int, arch string, count int) {
-	text := cText(arch)
-	f.call("fakeDevice", uintptr(version), addr(&text[0]), uintptr(count))
+	var p pins
+	defer p.Unpin()
+	f.call("fakeDevice", uintptr(version), p.text(arch), uintptr(count))
 }
 
 // fail makes a call of a name fail, after so many that do not.
 func (f *fake) fail(call string, after, code int) {
-	text := cText(call)
-	f.call("fakeFail", addr(&text[0]), uintptr(after), uintptr(code))
+	var p pins
+	defer p.Unpin()
+	f.call("fakeFail", p.text(call), uintptr(after), uintptr(code))
 }
 
 func (f *fake) live() int     { return f.call("fakeLive") }
@@ -366,11 +370,37 @@ func TestHIPRuntime(t *testing.T) {
 	}
 }
 
+// storm has the collector run all the time until the test ends, and other bytes take the
+// place of what it frees.
+func storm(t *testing.T) {
+	stop, ended := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() {
+		close(stop)
+		<-ended
+	})
+	go func() {
+		defer close(ended)
+		var kept [64][]byte
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			kept[i%64] = bytes.Repeat([]byte{'x'}, 8+i%200)
+			if i%64 == 0 {
+				runtime.GC()
+			}
+		}
+	}()
+}
+
 // Debian's hiprtc compiles the kernels for what it knows, without a GPU.
 func TestHIPCompiler(t *testing.T) {
 	if _, _, err := load([]string{"libamdhip64.so.5"}); err != nil {
 		t.Skip("needs libamdhip64.so.5 (package libamdhip64-5)")
 	}
+	storm(t)
 	f := fakeDriver(t)
 	f.device(50221153, "gfx1030", 1)
 	dr, err := open(HIP, []string{f.path}, []string{"libamdhip64.so.5"})
