@@ -95,5 +95,10 @@ func TestBenchExpertsUsage(t *testing.T) {
 	sluice("", "bench", "experts", "--shape", "7x").wants(t, exitUsage, `--shape "7x"`)
 	sluice("", "bench", "experts", "--k", "17").wants(t, exitUsage, "--k 17: use 1 to 16")
 	sluice("", "bench", "experts", "--types", "Q9").wants(t, exitUsage, "--types Q9: use some of")
+	sluice("", "bench", "experts", "--types", "").wants(t, exitUsage, "--types names none: use some of F32")
+	sluice("", "bench", "experts", "--types", "IQ4_NL").wants(t, exitUsage, "--types IQ4_NL: use some of F32") // which cannot be made up
+	sluice("", "bench", "experts", "--shape", "64x64x64").wants(t, exitUsage, `--shape "64x64x64"`)
+	sluice("", "bench", "experts", "--devices", "0,vulkan:0").wants(t, exitUsage, "vulkan:0 is named twice")
+	sluice("", "bench", "experts", "--devices", "vulkan:99").wants(t, exitRefused, "ulkan") // no device, or no driver
 	sluice("", "bench", "experts", "--samples", "0").wants(t, exitUsage, "--samples is 1 to 10000")
 }

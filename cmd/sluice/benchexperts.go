@@ -28,7 +28,7 @@ func benchExperts(ctx context.Context, s streams, args []string) error {
 		return err
 	}
 	var dim, ff int
-	if n, err := fmt.Sscanf(*shape, "%dx%d", &dim, &ff); n != 2 || err != nil || dim < 32 || ff < 32 || dim > 1<<16 || ff > 1<<16 {
+	if n, err := fmt.Sscanf(*shape, "%dx%d", &dim, &ff); n != 2 || err != nil || *shape != fmt.Sprintf("%dx%d", dim, ff) || dim < 32 || ff < 32 || dim > 1<<16 || ff > 1<<16 {
 		return usagef("--shape %q: use WIDTHxFF, such as 7168x2048, each 32 to 65536", *shape)
 	}
 	switch {
@@ -38,6 +38,9 @@ func benchExperts(ctx context.Context, s streams, args []string) error {
 		return usagef("--k %d: use 1 to 16", *k)
 	case *samples < 1 || *samples > 10000 || *sets < 1 || *sets > 64:
 		return usagef("--samples is 1 to 10000, --sets 1 to 64")
+	}
+	if len(*names) == 0 {
+		return usagef("--types names none: use some of %s", strings.Join(gpuTypes(), ", "))
 	}
 	var types []quant.Type
 	for _, name := range *names {
@@ -139,6 +142,9 @@ func benchDevices(names string) (all []benchDevice, err error) {
 				of, number = "vulkan", of
 			}
 			if n, err := strconv.Atoi(number); of == maker && err == nil && n >= 0 {
+				if slices.Contains(wanted, n) {
+					return all, usagef("--devices %s: %s:%d is named twice", names, maker, n)
+				}
 				wanted = append(wanted, n)
 			} else if names != "" && (err != nil || n < 0 || !slices.Contains([]string{"cuda", "hip", "vulkan"}, of)) {
 				return all, usagef("--devices %s: %q names no device: use vulkan:0, cuda:0 or hip:0", names, name)
@@ -157,7 +163,7 @@ func benchDevices(names string) (all []benchDevice, err error) {
 		switch {
 		case err == nil:
 		case names != "":
-			return all, err
+			return all, &refusedError{err}
 		default:
 			missing = append(missing, err)
 		}
@@ -191,7 +197,11 @@ func benchVulkan(wanted []int) (all []benchDevice, err error) {
 			if n == 0 {
 				in.Close()
 			}
-			return all, usagef("--devices: there are %d devices, vulkan:0 to vulkan:%d", len(infos), len(infos)-1)
+			var have []string
+			for i, d := range infos {
+				have = append(have, fmt.Sprintf("vulkan:%d %s", i, d.Name))
+			}
+			return all, fmt.Errorf("there is no device vulkan:%d: name some of %s", i, strings.Join(have, ", "))
 		}
 		d, err := in.Open(i, vulkan.Options{})
 		if err != nil {
@@ -244,15 +254,21 @@ func benchNative(api gpu.API, wanted []int) (all []benchDevice, err error) {
 	return all, nil
 }
 
+// gpuType is a format of weights that kernels know and that can be made up here.
 func gpuType(name string) (quant.Type, error) {
-	var names []string
 	for _, t := range vulkan.Types() {
-		if strings.EqualFold(t.String(), name) {
+		if quant.CanEncode(t) && strings.EqualFold(t.String(), name) {
 			return t, nil
 		}
+	}
+	return 0, usagef("--types %s: use some of %s", name, strings.Join(gpuTypes(), ", "))
+}
+
+func gpuTypes() (names []string) {
+	for _, t := range vulkan.Types() {
 		if quant.CanEncode(t) {
 			names = append(names, t.String())
 		}
 	}
-	return 0, usagef("--types %s: use some of %s", name, strings.Join(names, ", "))
+	return names
 }

@@ -118,6 +118,11 @@ type usageError struct{ msg string }
 
 func (e *usageError) Error() string { return e.msg }
 
+// A refusedError says that this machine lacks what was asked for.
+type refusedError struct{ error }
+
+func (e *refusedError) Unwrap() error { return e.error }
+
 func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
 
 // code prints a command's error and gives its exit code.
@@ -126,6 +131,7 @@ func code(s streams, c command, err error) int {
 	var context_ *moe.ContextError
 	var room *tiers.NoRoomError
 	var refused *engine.RefusedError
+	var lacks *refusedError
 	var arms *bench.RefusedError
 	switch {
 	case err == nil:
@@ -144,7 +150,7 @@ func code(s streams, c command, err error) int {
 	case errors.As(err, &arms):
 		s.notice("%v", err)
 		return exitArms
-	case errors.As(err, &room), errors.As(err, &refused):
+	case errors.As(err, &room), errors.As(err, &refused), errors.As(err, &lacks):
 		s.notice("sluice %s: %v", c.name, err)
 		return exitRefused
 	}
