@@ -34,8 +34,8 @@ func (p *Plan) openDevices(o Options) error {
 	switch {
 	case o.Backend != "" && o.Backend != "auto" && o.Backend != "cpu" && !slices.Contains(makers, o.Backend):
 		return fmt.Errorf("--backend %s: use auto, cpu, vulkan, cuda or hip", o.Backend)
-	case o.Backend == "cpu" && (o.VRAM != (Budget{}) || o.Devices != ""):
-		return refused("--backend cpu uses no device: leave out --vram and --devices, or --backend")
+	case o.Backend == "cpu" && (o.VRAM != (Budget{}) || o.Devices != "" || o.GPUDense == DenseOn):
+		return refused("--backend cpu uses no device: leave out --vram, --devices and --gpu-dense, or --backend")
 	case o.Backend == "cpu" || !wanted && (o.PlanOnly || !hasGPU()):
 		return nil
 	}
@@ -84,11 +84,17 @@ func (p *Plan) openDevices(o Options) error {
 	}
 	all := strings.Join(words, "; ")
 	switch {
+	case o.PlanOnly && o.GPUDense == DenseOn:
+		p.Notices = append(p.Notices, fmt.Sprintf("--gpu-dense: %s; planned for a GPU with room for all dense weights", all))
+	case o.PlanOnly && o.Devices != "":
+		p.Notices = append(p.Notices, all)
 	case o.PlanOnly:
 	case o.VRAM != (Budget{}):
 		return refused("--vram %v: %s", o.VRAM, all)
 	case o.Devices != "":
 		return refused("%s", all)
+	case o.GPUDense == DenseOn:
+		return refused("--gpu-dense: %s; without a GPU leave it out", all)
 	case wanted || broken:
 		p.Notices = append(p.Notices, all+"; the CPU computes")
 	}

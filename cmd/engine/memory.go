@@ -177,6 +177,7 @@ type DeviceDense struct{ Weights, Cache, Scratch int64 }
 func (p *Plan) denseOnDevice(o Options, cache int64) error {
 	switch o.GPUDense {
 	case DenseOff:
+		p.set("gpu-dense", DenseOff.String(), false)
 		return nil
 	case DenseAuto:
 		if why := p.leaves(o, cache); why != "" {
@@ -185,15 +186,13 @@ func (p *Plan) denseOnDevice(o Options, cache int64) error {
 			return nil
 		}
 	}
-	if p.devices == nil || len(p.devices.all) == 0 {
-		if o.PlanOnly {
-			p.Notices = append(p.Notices, "--gpu-dense: there is no GPU here")
-			return nil
-		}
-		return refused("--gpu-dense: there is no GPU: leave it out, or name one (--devices)")
+	scratch := denseScratch + p.Spec.ScratchBytes(p.Config)
+	if p.devices == nil { // and this is but a plan: for a GPU with room for all
+		p.onDevice, p.DeviceDense = true, DeviceDense{Weights: p.dense, Cache: cache, Scratch: scratch}
+		p.set("gpu-dense", DenseOn.String(), true)
+		return nil
 	}
 	g := p.devices.all[0]
-	scratch := denseScratch + p.Spec.ScratchBytes(p.Config)
 	fixed := cache + scratch
 	if fixed > g.room {
 		return refused("--gpu-dense: caches and vectors take %s of the memory of %s, and %s are free: lower --ctx or --chunk, or leave --gpu-dense out", tiers.GB(fixed), g.name, tiers.GB(g.room))
@@ -218,7 +217,7 @@ func withGaps(bytes int64) int64 { return bytes + bytes/16 }
 // if it may: it must be a GPU, know all types, and have room for all of it beside the
 // experts that were asked for.
 func (p *Plan) leaves(o Options, cache int64) string {
-	if p.devices == nil || len(p.devices.all) == 0 {
+	if p.devices == nil {
 		return "there is no GPU"
 	}
 	g := p.devices.all[0]

@@ -70,7 +70,7 @@ func TestDeviceFaults(t *testing.T) {
 		{"lost in the prompt", []string{"FAKE_FAIL=launch 12 700"}, vram, exitError, []string{"lost the device", "--backend cpu"}},
 		{"lost while a group is waited for", []string{"FAKE_FAIL=synchronize 4 719"}, vram, exitError, []string{"lost the device"}},
 		{"dense", nil, all, exitDone, []string{"gpu-dense: cuda:0 computes attention"}},
-		{"dense: no GPU", []string{"FAKE_FAIL=init -1 100"}, []string{"--gpu-dense"}, exitRefused, []string{"--gpu-dense: there is no GPU"}},
+		{"dense: no GPU", []string{"FAKE_FAIL=init -1 100"}, []string{"--gpu-dense"}, exitRefused, []string{"--gpu-dense: ", "without a GPU leave it out"}},
 		{"dense: a small device", []string{"FAKE_TOTAL=700000000"}, all, exitRefused, []string{"caches and vectors take", "lower --ctx"}},
 		{"dense auto", nil, append(vram, "--gpu-dense=auto"), exitDone, []string{"gpu-dense: cuda:0 computes attention"}},
 		{"dense auto: no GPU", []string{"FAKE_FAIL=init -1 100"}, []string{"--gpu-dense", "auto"}, exitDone, []string{"gpu-dense auto: off, since there is no GPU"}},

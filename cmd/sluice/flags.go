@@ -70,6 +70,9 @@ func joined(f *pflag.FlagSet, args []string) []string {
 
 const gpuDense = "gpu-dense"
 
+// backendNames are the values of --backend.
+var backendNames = []string{"auto", "cpu", "vulkan", "cuda", "hip"}
+
 // modelFlags are the flags of the commands that run a model.
 type modelFlags struct {
 	set         *pflag.FlagSet
@@ -209,7 +212,9 @@ func (m *modelFlags) memory(o *engine.Options) (err error) {
 	if o.VRAM, err = parseBudget(*m.vram); err != nil {
 		return usagef("--vram: %v", err)
 	}
-	o.Backend, o.Devices, o.RequireReBAR = *m.backend, *m.devices, *m.rebar
+	if o.Backend, o.Devices, o.RequireReBAR = *m.backend, *m.devices, *m.rebar; !slices.Contains(backendNames, o.Backend) {
+		return usagef("--backend %q: use one of %s", o.Backend, strings.Join(backendNames, ", "))
+	}
 	if o.GPUDense, err = engine.ParseGPUDense(*m.gpuDense); err != nil {
 		return usagef("--gpu-dense: %v", err)
 	}

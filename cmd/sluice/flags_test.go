@@ -271,7 +271,7 @@ func TestPrintConfig(t *testing.T) {
 		storage.KV{Key: "general.sampling.temp", Value: float32(0.3)},
 		storage.KV{Key: "general.sampling.top_k", Value: int32(7)},
 	))
-	model := []string{"model", "slab", "ctx", "kv", "chunk", "threads", "cpu-kernels", "storage", "io-depth", "backend", "ram", "vram", "pin", "release-host", "cap",
+	model := []string{"model", "slab", "ctx", "kv", "chunk", "threads", "cpu-kernels", "storage", "io-depth", "backend", "ram", "gpu-dense", "vram", "pin", "release-host", "cap",
 		"policy", "prefetch"}
 	for _, c := range []struct {
 		args  []string

@@ -69,3 +69,28 @@ func TestGPUDense(t *testing.T) {
 		t.Errorf("exit %d: %s", r.code, r.err)
 	}
 }
+
+// A plan needs no GPU: --gpu-dense on one that has room takes the dense weights, the
+// caches, which leave RAM, and the vectors between steps.
+func TestGPUDensePlan(t *testing.T) {
+	plan := func(args ...string) (ram, vram map[string]int64) {
+		t.Helper()
+		var got struct {
+			RAM  map[string]int64 `json:"ram_bytes"`
+			VRAM map[string]int64 `json:"vram_bytes"`
+		}
+		r := mustRun(t, append([]string{"plan", demo, "--json", "--drive-rate", "2", "--vram", "8", "--devices", "vulkan:99"}, args...)...)
+		if err := json.Unmarshal([]byte(r.out), &got); err != nil {
+			t.Fatal(err)
+		}
+		return got.RAM, got.VRAM
+	}
+	ram, vram := plan()
+	denseRAM, on := plan("--gpu-dense")
+	if on["dense"] != ram["dense"] || on["kv"] != ram["kv"] || denseRAM["kv"] != 0 || on["scratch"] <= 0 || on["experts"] != vram["experts"] || vram["total"] != vram["experts"] {
+		t.Errorf("without: RAM %v, VRAM %v; with: RAM %v, VRAM %v", ram, vram, denseRAM, on)
+	}
+	if auto, none := plan("--gpu-dense=auto"); none["total"] != vram["total"] || auto["kv"] != ram["kv"] {
+		t.Errorf("auto: RAM %v, VRAM %v", auto, none)
+	}
+}

@@ -75,6 +75,11 @@ func TestMemoryFlags(t *testing.T) {
 		{[]string{"run", demo, "--vram", "16GiB"}, exitRefused, "--vram 17.2 GB: "},
 		{[]string{"run", demo, "--vram", "3", "--release-host=false"}, exitRefused, "--vram 3: "},
 		{[]string{"run", demo, "--vram", "0"}, exitDone, ""},
+		{[]string{"run", demo, "--backend", "opencl"}, exitUsage, `--backend "opencl": use one of auto, cpu, vulkan, cuda, hip`},
+		{[]string{"run", demo, "--backend", "cpu", "--gpu-dense"}, exitRefused, "--backend cpu uses no device: leave out --vram, --devices and --gpu-dense"},
+		{[]string{"run", demo, "--backend", "vulkan", "--devices", "99", "--gpu-dense"}, exitRefused, "ulkan"}, // no device, or no driver
+		{[]string{"plan", demo, "--devices", "vulkan:99", "--drive-rate", "2"}, exitDone, "ulkan"},
+		{[]string{"plan", demo, "--devices", "vulkan:99", "--gpu-dense", "--drive-rate", "2"}, exitDone, "planned for a GPU with room for all dense weights"},
 		{[]string{"run", demo, "--pin", "few"}, exitUsage, `--pin: "few" is neither a number of experts, such as 64, nor of bytes`},
 		{[]string{"run", demo, "--pin", "-3"}, exitUsage, "--pin:"},
 		{[]string{"run", demo, "--pin", "1.5"}, exitUsage, "--pin:"},
