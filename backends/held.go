@@ -37,7 +37,7 @@ func (l HeldLayer) Check(expert int, parts [3][]byte) error {
 type HeldUsage struct {
 	Experts     int64
 	Payload     int64 // bytes of the experts' matrices
-	Allocated   int64 // bytes of its own memory asked of the driver: experts with their alignment, biases, scratch
+	Allocated   int64 // bytes of its own memory asked of the driver: experts with their alignment, biases, scratch, staging, and what is no expert
 	Driver      int64 // bytes in use by the driver's own count, less what was before; -1: it does not tell
 	UploadBytes int64
 	UploadNanos int64

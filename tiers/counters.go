@@ -53,7 +53,7 @@ func Counters() []Counter {
 		{"evictions{vram}", "experts that left device memory: another took the place (vram_swaps), or the device failed when it was to; none leaves the pinned set"},
 		{"vram_swaps", "experts in device memory that one of the LRU pool took the place of, because it was used more"},
 		{"vram_payload_bytes", "bytes of the matrices of the experts in device memory"},
-		{"vram_allocated_bytes", "bytes of its own memory asked of the devices: experts with their alignment, biases, scratch"},
+		{"vram_allocated_bytes", "bytes of their own memory asked of the devices: experts with their alignment, biases, scratch, what uploads pass through, and all of --gpu-dense"},
 		{"vram_driver_bytes", "bytes in use there by the drivers' own count, less those before; null where one does not tell"},
 		{"tier_upload_ns", "nanoseconds in which experts were handed to devices, before the first token and later"},
 		{"tier_upload_bytes", "bytes of the experts handed to devices, their payload alone"},

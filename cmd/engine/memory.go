@@ -312,7 +312,7 @@ func (p *Plan) choose(o Options) error {
 	p.Pinned, _, p.PinnedBytes = o.Pin.take(ranked, p.hostBytes)
 	p.tierSetting("pin", o.Pin, len(p.Pinned), p.PinnedBytes, len(ranked))
 	p.set("release-host", !o.KeepHost, o.KeepHost)
-	if n := len(p.VRAM) + len(p.Pinned); n > 0 && p.History.Total() == 0 {
+	if n := len(p.VRAM) + len(p.Pinned); n > 0 && n < all && p.History.Total() == 0 { // of all that there are none is the wrong one
 		p.Notices = append(p.Notices, fmt.Sprintf("no usage history (--usage FILE) says which experts are used most: the %d held apart are the first of each layer, as good as any", n))
 	}
 	if o.KeepHost {

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -58,8 +59,17 @@ func TestGPUDense(t *testing.T) {
 	}
 	text := []string{"run", "-p", "a b", "-n", "4", "--temp", "0"}
 	want := mustRun(t, append(text, tinyQwen3, "--ctx", "64", "--backend", "cpu")...).out
-	if got := mustRun(t, append(append(text, model...), "--gpu-dense")...).out; got != want {
-		t.Errorf("it wrote %q, want %q", got, want)
+	r := mustRun(t, append(append(text, model...), "--gpu-dense")...)
+	if r.out != want {
+		t.Errorf("it wrote %q, want %q", r.out, want)
+	}
+	if !regexp.MustCompile(`decode experts: \d+ routed = \d+ from VRAM \(\d.*%\) \+ \d+ from RAM \(\d.*%\) \+ \d+ from the drive`).MatchString(r.err) {
+		t.Errorf("it does not tell VRAM from RAM:\n%s", r.err)
+	}
+	// Nobody needs to choose among experts that all have room.
+	text = append(text, tinyQwen3, "--ctx", "64", "--devices", "vulkan:0")
+	if r := mustRun(t, text...); r.out != want || strings.Contains(r.err, "no usage history") || !strings.Contains(r.err, " + 0 from RAM (0.0%) + 0 from the drive") {
+		t.Errorf("all experts in VRAM: it wrote %q, want %q:\n%s", r.out, want, r.err)
 	}
 	// Words that are no value of it are what they were.
 	if r := sluice("", "plan", demo, "--gpu-dense=maybe"); r.code != exitUsage || !strings.Contains(r.err, `--gpu-dense: "maybe": use off, auto or on`) {

@@ -174,7 +174,13 @@ func experts(c, before tiers.Stats, e *engine.Engine) string {
 	loaded := bytes - bytesBefore - (c.PreloadBytes - before.PreloadBytes)
 	wait := c.LoadWaitNanos - before.LoadWaitNanos
 	var b strings.Builder
-	fmt.Fprintf(&b, "experts: %d routed = %d from RAM (%.1f%%", routed, routed-misses, share(routed-misses))
+	fmt.Fprintf(&b, "experts: %d routed = ", routed)
+	held := c.Hits.VRAM - before.Hits.VRAM
+	if held > 0 {
+		fmt.Fprintf(&b, "%d from VRAM (%.1f%%) + ", held, share(held))
+	}
+	ram := routed - misses - held
+	fmt.Fprintf(&b, "%d from RAM (%.1f%%", ram, share(ram))
 	if n := c.Hits.Pinned - before.Hits.Pinned; n > 0 {
 		fmt.Fprintf(&b, ", %d of them pinned", n)
 	}
