@@ -537,9 +537,10 @@ const (
 //
 // It counts each expert in exactly one bucket, holds all that are in memory,
 // and submits as many misses as there are slots in one submission; the others
-// follow as Done frees slots. It does not wait for a drive. The caller owes
-// the step one End, whatever happens; Begin again before End panics. Errors,
-// with no step: ctx is done, the cache is closed.
+// follow as Done frees slots. It does not wait for a drive, but in a batch for the
+// one read ahead that may be at it. The caller owes the step one End, whatever
+// happens; Begin again before End panics. Errors, with no step: ctx is done, the
+// cache is closed.
 func (c *Cache) Begin(ctx context.Context, layer int, experts, uses []int32) (*Step, error) {
 	s := &c.step
 	if !s.ended {

@@ -176,14 +176,17 @@ func (a *ahead) recall() {
 // its way, and compares the guess with what the layer chose.
 func (c *Cache) meet(layer int32, experts, uses []int32) {
 	a := &c.ahead
-	a.recall()
-	for sl := c.come(); sl != nil; sl = c.come() {
-		c.land(sl)
-	}
 	s := &c.step
 	s.single = len(experts) <= c.opt.TopK
 	for _, u := range uses {
 		s.single = s.single && u == 1
+	}
+	if !s.single { // it may want all slots, and who leaves for it must not hang on when a read ends
+		c.landAll()
+	}
+	a.recall()
+	for sl := c.come(); sl != nil; sl = c.come() {
+		c.land(sl)
 	}
 	if c.opt.Nextn > 0 && int(layer) >= c.opt.Nextn {
 		return

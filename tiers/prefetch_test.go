@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -178,13 +179,19 @@ func TestPrefetchMovesNoHit(t *testing.T) {
 		f.pick = func(n int) int { return finish.IntN(n) }
 		c := open(t, f, Options{Cap: 3, TopK: 3, Layers: el, Policy: "lru", Prefetch: prefetch})
 		steps, guesses := rand.New(rand.NewPCG(9, 9)), rand.New(rand.NewPCG(seed, 3))
-		for n := range 400 {
-			var keys, guess []int32
-			for _, e := range steps.Perm(16)[:3] {
+		some := func(rng *rand.Rand) (keys []int32) {
+			for _, e := range rng.Perm(16)[:3] {
 				keys = append(keys, int32(e))
 			}
-			for _, e := range guesses.Perm(16)[:3] {
-				guess = append(guess, int32(e))
+			return keys
+		}
+		next := some(steps)
+		for n := range 400 {
+			keys := next
+			next = some(steps)
+			guess := next
+			if guesses.IntN(4) == 0 {
+				guess = some(guesses)
 			}
 			s, err := c.Begin(context.Background(), n%4, keys, []int32{1, 1, 1})
 			if err != nil {
@@ -361,5 +368,66 @@ func TestParsePrefetch(t *testing.T) {
 	}
 	if _, err := ParsePrefetch("maybe"); err == nil || !strings.Contains(err.Error(), "off, auto or on") {
 		t.Error(err)
+	}
+}
+
+// A read ahead that nobody asked for has its slot until it lands. A batch that wants
+// more slots than there are finds as many, and leaves the same experts in memory,
+// whether it lands before the batch or not.
+func TestBatchAfterReadAhead(t *testing.T) {
+	run := func(before bool) (stay []Key, hits Hits) {
+		tries := 1000
+		el, fl := small(2, 12)
+		f := newFake(t, storage.Slab, fl)
+		f.aside = true // nothing lands in Begin by itself
+		f.pick = func(int) int { return 0 }
+		c := open(t, f, Options{Cap: 3, TopK: 2, Layers: el, Policy: "lru", Prefetch: PrefetchOn})
+		begin := func(layer, use int, experts ...int32) *Step {
+			uses := make([]int32, len(experts))
+			for i := range uses {
+				uses[i] = int32(use)
+			}
+			s, err := c.Begin(context.Background(), layer, experts, uses)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		compute(t, begin(0, 1, 4, 5))
+		compute(t, begin(1, 1, 10, 11))
+		compute(t, begin(0, 1, 6, 7))
+		s := begin(0, 1, 6, 7)
+		f.mu.Lock()
+		f.pick = nil
+		f.mu.Unlock()
+		s.Guess(1, []int32{0})
+		s.End()
+		if before {
+			f.finish(Key{Layer: 1, Expert: 0})
+			f.settle(c)
+			c.Look()
+		}
+		compute(t, begin(0, 1, 6, 7)) // it is not wanted any more
+		go func() {                   // what is ahead comes last, if Begin does not wait for it
+			for alone := true; alone; {
+				f.mu.Lock()
+				if tries--; tries == 0 || len(f.inFlight) > 1 {
+					f.pick, alone = func(n int) int { return n - 1 }, false
+					f.cond.Broadcast()
+				}
+				f.mu.Unlock()
+				runtime.Gosched()
+			}
+		}()
+		compute(t, begin(1, 2, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11))
+		c.Land()
+		for k := range c.classes[0].kept.all() {
+			stay = append(stay, k)
+		}
+		return stay, c.Stats().Hits
+	}
+	want, wantHits := run(true)
+	if got, hits := run(false); !slices.Equal(got, want) || hits != wantHits {
+		t.Errorf("%v stay after %+v; if the read ahead has come before, %v after %+v", got, hits, want, wantHits)
 	}
 }
