@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -240,6 +241,46 @@ func TestPrefetchAllocates(t *testing.T) {
 	}
 	if e.Cache.Stats().Prefetch.Guessed == guessed {
 		t.Error("nothing was guessed")
+	}
+}
+
+// Reads ahead, and the checksums of what comes from a slab, allocate nothing either.
+func TestReadsAheadAllocate(t *testing.T) {
+	if raceEnabled || invariants.Enabled {
+		t.Skip("the checks of this build allocate")
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // see TestDecodeAllocates
+	gguf, slab := packed(t, demo)
+	for _, o := range []Options{
+		{Path: gguf, NoSlab: true}, {Path: gguf, NoSlab: true, Storage: storage.Pread},
+		{Path: slab}, {Path: slab, Storage: storage.Pread}, {Path: slab, Storage: storage.MMap},
+	} {
+		o.Ctx, o.Cap, o.Threads, o.Prefetch = 128, 2, 1, tiers.PrefetchOn
+		e := open(t, o)
+		ids := heldout(t, e, 70)
+		generate(t, e, ids[:20], 10)
+		from := e.Model.Pos()
+		for try := 0; ; try++ { // until the runtime has all the records of waiting that it needs
+			if err := e.Model.Rewind(from); err != nil {
+				t.Fatal(err)
+			}
+			before, at := e.Cache.Stats().Prefetch.Used, mallocs()
+			for p := from; p < len(ids); p++ {
+				if _, err := e.Model.Extend(context.Background(), ids[p:p+1]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			made, used := mallocs()-at, e.Cache.Stats().Prefetch.Used-before
+			if used < 20 {
+				t.Fatalf("%s by %v: only %d reads ahead were used: this tests nothing", o.Path, o.Storage, used)
+			}
+			if made <= 10 { // far less than one for each token
+				break
+			}
+			if try == 10 {
+				t.Fatalf("%s by %v: %d allocations in %d tokens with %d reads ahead", o.Path, o.Storage, made, len(ids)-from, used)
+			}
+		}
 	}
 }
 
