@@ -58,7 +58,6 @@ type ahead struct {
 	most  int     // slots at once
 	slots []*slot // queued, flying or landed
 	queue []*slot // queued, the surest first
-	next  [1]*slot
 
 	guess    []int32 // for layer, from Guess until its Begin, best first
 	absent   []bool  // of each: it was in no tier
@@ -142,14 +141,12 @@ func (c *Cache) goAhead() {
 	if len(a.queue) == 0 || c.step.inFlight > 0 || c.step.waiting > 0 || a.flying() {
 		return
 	}
-	sl := a.queue[0]
-	a.queue = slices.Delete(a.queue, 0, 1)
-	sl.ahead = flying
+	a.queue[0].ahead = flying
 	c.mu.Lock()
 	c.stats.Prefetch.Issued++
 	c.mu.Unlock()
-	a.next[0] = sl
-	c.load(a.next[:], true)
+	c.load(a.queue[:1], true)
+	a.queue = slices.Delete(a.queue, 0, 1)
 }
 
 // Look takes what the source is done with and has it read the next guess, if there

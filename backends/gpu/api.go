@@ -9,25 +9,16 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 
 	"github.com/ebitengine/purego"
+
+	"sluice/internal/foreign"
 )
 
 // A fn is the address of a C function.
 type fn uintptr
 
-// given are arguments of calls under way: those of purego's own call would be made on
-// the Go heap, each time.
-var given = sync.Pool{New: func() any { return new([15]uintptr) }}
-
-func (f fn) call(args ...uintptr) int {
-	a := given.Get().(*[15]uintptr)
-	n := copy(a[:], args)
-	r, _, _ := purego.SyscallN(uintptr(f), a[:n]...)
-	given.Put(a)
-	return int(int32(r))
-}
+func (f fn) call(args ...uintptr) int { return int(int32(foreign.Call(uintptr(f), args...))) }
 
 // An API is a maker's driver interface.
 type API uint8

@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"time"
-	"unsafe"
 
 	"sluice/backends"
 	"sluice/backends/bench"
@@ -113,7 +112,7 @@ func (b *measured) Sample(start, finish func() error) (group, wall, copied float
 func (b *measured) Upload() error {
 	d, st := b.e.d, &b.e.staging[0]
 	for range bench.UploadBytes / bench.UploadRun {
-		if err := d.check("copy to the device", d.dr.f.copyIn.call(uintptr(st.blocks.at), uintptr(unsafe.Pointer(&st.host.host[0])), bench.UploadRun, d.copies)); err != nil {
+		if err := d.put(st.blocks.at, &st.host.host[0], bench.UploadRun, d.copies); err != nil {
 			return err
 		}
 	}

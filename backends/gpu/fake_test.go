@@ -95,6 +95,28 @@ func (f *fake) open(t *testing.T, a API) *Driver {
 	return dr
 }
 
+// onFake opens a fake device with experts of one layer, 5, and the plain kernels.
+func onFake(t *testing.T, a API, l backends.HeldLayer, k, most int) (*fake, *Device, *experts, *cpu.Backend) {
+	t.Helper()
+	f := fakeDriver(t)
+	d, err := f.open(t, a).Open(0, Options{Cache: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	e, err := d.newExperts(map[int]backends.HeldLayer{5: l}, k, most)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
+	ref, err := cpu.New(cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ref.Close() })
+	return f, d, e, ref
+}
+
 var small = backends.HeldLayer{Types: [3]quant.Type{quant.Q5_0, quant.Q5_0, quant.Q4_K}, Dim: 256, FF: 256}
 
 // atOnce is a layer whose groups of one position are a launch or two.
@@ -232,22 +254,7 @@ func TestPinning(t *testing.T) {
 
 // Experts take the place of others while what they were is still under way.
 func TestReplace(t *testing.T) {
-	f := fakeDriver(t)
-	d, err := f.open(t, HIP).Open(0, Options{Cache: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	e, err := d.newExperts(map[int]backends.HeldLayer{5: small}, 2, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
-	ref, err := cpu.New(cpu.Options{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ref.Close()
+	_, _, e, ref := onFake(t, HIP, small, 2, 4)
 	rng := rand.New(rand.NewPCG(5, 6))
 	g := backendtest.NewHeldGroup(rng, small, 3, 2, 2)
 	g.Upload(t, e)

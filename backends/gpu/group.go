@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"unsafe"
 
 	"sluice/backends"
 	"sluice/backends/held"
@@ -38,7 +37,7 @@ func (e *experts) newCounts(ff int) (err error) {
 	}
 	zeros := e.staging[0].host.host[:e.counts.size]
 	clear(zeros)
-	if err := d.check("copy to the device", d.dr.f.copyIn.call(uintptr(e.counts.at), uintptr(unsafe.Pointer(&zeros[0])), uintptr(len(zeros)), d.kernels)); err != nil {
+	if err := d.put(e.counts.at, &zeros[0], e.counts.size, d.kernels); err != nil {
 		return err
 	}
 	return d.waitKernels()
@@ -117,7 +116,7 @@ func (e *experts) restore(floats int) error {
 	if !e.stays {
 		return nil
 	}
-	if err := e.d.check("copy to the device", e.d.dr.f.copyIn.call(uintptr(e.onDevice.at+uint64(e.Places.Out)), uintptr(unsafe.Pointer(&e.out.host[0])), uintptr(4*floats), e.d.kernels)); err != nil {
+	if err := e.d.put(e.onDevice.at+uint64(e.Places.Out), &e.out.host[0], 4*int64(floats), e.d.kernels); err != nil {
 		return err
 	}
 	return e.d.waitKernels()

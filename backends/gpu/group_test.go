@@ -76,22 +76,7 @@ func TestWholeAllocs(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	f := fakeDriver(t)
-	d, err := f.open(t, CUDA).Open(0, Options{Cache: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	e, err := d.newExperts(map[int]backends.HeldLayer{5: atOnce}, 2, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
-	ref, err := cpu.New(cpu.Options{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ref.Close()
+	_, _, e, ref := onFake(t, CUDA, atOnce, 2, 1)
 	g := backendtest.NewHeldGroup(rand.New(rand.NewPCG(15, 16)), atOnce, 1, 2, 2)
 	g.Upload(t, e)
 	g.Run(t, ref, e, "first")
@@ -108,24 +93,9 @@ func TestWholeAllocs(t *testing.T) {
 // Kernels for one launch that give other bits than those for several are not used, and
 // told of; no output is theirs.
 func TestUnequal(t *testing.T) {
-	f := fakeDriver(t)
-	d, err := f.open(t, CUDA).Open(0, Options{Cache: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	f, _, e, ref := onFake(t, CUDA, atOnce, 2, 1)
 	f.call("fakeFlawTiles", 1)
 	defer f.call("fakeFlawTiles", 0)
-	e, err := d.newExperts(map[int]backends.HeldLayer{5: atOnce}, 2, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
-	ref, err := cpu.New(cpu.Options{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ref.Close()
 	rng := rand.New(rand.NewPCG(17, 18))
 	g := backendtest.NewHeldGroup(rng, atOnce, 1, 2, 2)
 	g.Upload(t, e)
@@ -140,22 +110,7 @@ func TestUnequal(t *testing.T) {
 
 // Where the kernel for one launch cannot be compiled, several launches compute the group.
 func TestApart(t *testing.T) {
-	f := fakeDriver(t)
-	d, err := f.open(t, CUDA).Open(0, Options{Cache: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	e, err := d.newExperts(map[int]backends.HeldLayer{5: atOnce}, 2, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
-	ref, err := cpu.New(cpu.Options{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ref.Close()
+	f, d, e, ref := onFake(t, CUDA, atOnce, 2, 1)
 	rng := rand.New(rand.NewPCG(13, 14))
 	g := backendtest.NewHeldGroup(rng, atOnce, 1, 2, 2)
 	g.Upload(t, e)

@@ -107,7 +107,7 @@ func (l *link) copy(to, from uint64, n int64) error {
 	defer l.to.enter()()
 	err = l.to.check("stream wait", f.streamWaits.call(l.to.kernels, l.sent, 0))
 	if err == nil && !l.direct {
-		err = l.to.check("copy to the device", f.copyIn.call(uintptr(to), addr(&l.through.host[0]), uintptr(n), l.to.kernels))
+		err = l.to.put(to, &l.through.host[0], n, l.to.kernels)
 	}
 	return err
 }

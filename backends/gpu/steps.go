@@ -190,6 +190,11 @@ func formAt(at uint64, floats int) form { return held.FormAt(at, floats) }
 // gateOf is the number of an activation in the kernel.
 func gateOf(a backends.Activation) uint32 { return 1 + uint32(a) }
 
+// put starts a copy of n bytes of the host's memory outside the Go heap, by a stream.
+func (d *Device) put(to uint64, source *byte, n int64, stream uintptr) error {
+	return d.check("copy to the device", d.dr.f.copyIn.call(uintptr(to), uintptr(unsafe.Pointer(source)), uintptr(n), stream))
+}
+
 // A span is blocks first, first+1, ... of a matrix that has of them in all.
 type span struct{ first, n, of int64 }
 
@@ -203,7 +208,7 @@ func (d *Device) bring(stream uintptr, to uint64, t quant.Type, s span, source *
 	if planes != nil {
 		target = by
 	}
-	if err := d.check("copy to the device", d.dr.f.copyIn.call(uintptr(target), uintptr(unsafe.Pointer(source)), uintptr(s.n*int64(block)), stream)); err != nil {
+	if err := d.put(target, source, s.n*int64(block), stream); err != nil {
 		return err
 	}
 	var at int64

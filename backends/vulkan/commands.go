@@ -40,36 +40,27 @@ func (c *commands) begin() {
 // counts in their first three words, to be read there when it runs; or with counts
 // known now. It waits for what was recorded before.
 func (c *commands) run(k kernel, b *buffer, offset uint64, known ...uint32) {
+	if len(known) == 3 {
+		c.with(k, b.at+offset, nil, [3]uint32(known))
+		return
+	}
 	if c.err != nil {
 		return
 	}
-	d := c.d
-	p, err := d.pipeline(k)
+	p, err := c.d.pipeline(k)
 	if err != nil {
 		c.err = err
 		return
 	}
-	if len(known) == 3 { // the narrowest barrier, which costs microseconds less
-		c.before(stageCompute, accessShaderRead|accessShaderWrite)
-		c.dispatch(p, b.at+offset, [3]uint32(known))
-		return
-	}
 	c.before(stageCompute|stageIndirect, accessShaderRead|accessShaderWrite|accessIndirectRead)
 	c.bind(p, b.at+offset, nil)
-	d.f.dispatchIndirect.call(c.handle, uintptr(b.handle), uintptr(offset))
+	c.d.f.dispatchIndirect.call(c.handle, uintptr(b.handle), uintptr(offset))
 	c.wrote |= stageCompute
 }
 
-// dispatch records a pipeline whose parameters lie at an address, beside what was
-// recorded since the last barrier.
-func (c *commands) dispatch(pipeline, params uint64, groups [3]uint32) {
-	c.bind(pipeline, params, nil)
-	c.d.f.dispatch.call(c.handle, uintptr(groups[0]), uintptr(groups[1]), uintptr(groups[2]))
-	c.wrote |= stageCompute
-}
-
-// with records a kernel whose parameters lie at an address and are, from the group counts
-// on, known now: it need not wait for them.
+// with is run with counts known now, which takes the narrowest barrier: that costs
+// microseconds less. The parameters lie at an address; those from the group counts on
+// may be known too (not nil), so that the kernel need not wait for them.
 func (c *commands) with(k kernel, params uint64, values []byte, groups [3]uint32) {
 	if c.err != nil {
 		return
@@ -80,7 +71,13 @@ func (c *commands) with(k kernel, params uint64, values []byte, groups [3]uint32
 		return
 	}
 	c.before(stageCompute, accessShaderRead|accessShaderWrite)
-	c.bind(p, params, values)
+	c.dispatch(p, params, values, groups)
+}
+
+// dispatch records a pipeline, as with does a kernel, but beside what was recorded
+// since the last barrier.
+func (c *commands) dispatch(pipeline, params uint64, values []byte, groups [3]uint32) {
+	c.bind(pipeline, params, values)
 	c.d.f.dispatch.call(c.handle, uintptr(groups[0]), uintptr(groups[1]), uintptr(groups[2]))
 	c.wrote |= stageCompute
 }

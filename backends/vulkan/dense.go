@@ -265,7 +265,7 @@ func (s *denseDriver) start(pipeline, params uint64, groups [3]int) error {
 			return fmt.Errorf("vulkan: %s starts %d groups of threads at most, and a step wants %d: lower --chunk or --ctx, or leave --gpu-dense out", s.d.Name, most, g)
 		}
 	}
-	c.dispatch(pipeline, params, n)
+	c.dispatch(pipeline, params, nil, n)
 	return nil
 }
 

@@ -252,7 +252,7 @@ func (e *experts) Send() error {
 			}
 			at := uint64(stagingSize + held.Align + i*slotBytes)
 			*(*planesParams)(unsafe.Pointer(&st.host.host[at])) = made[i].planesParams
-			c.dispatch(p, st.host.at+at, [3]uint32(made[i].groups[:3]))
+			c.dispatch(p, st.host.at+at, nil, [3]uint32(made[i].groups[:3]))
 		}
 		c.barrier()
 		if err := c.end(); err != nil {

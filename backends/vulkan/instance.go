@@ -10,10 +10,11 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
-	"sync"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"sluice/internal/foreign"
 )
 
 // library is the loader's name in every distribution; libvulkan.so alone comes
@@ -23,17 +24,7 @@ const library = "libvulkan.so.1"
 // A fn is the address of a C function.
 type fn uintptr
 
-// given are arguments of calls under way: those of purego's own call would be made on
-// the Go heap, each time.
-var given = sync.Pool{New: func() any { return new([12]uintptr) }}
-
-func (f fn) call(args ...uintptr) result {
-	a := given.Get().(*[12]uintptr)
-	n := copy(a[:], args)
-	r, _, _ := purego.SyscallN(uintptr(f), a[:n]...)
-	given.Put(a)
-	return result(int32(r))
-}
+func (f fn) call(args ...uintptr) result { return result(int32(foreign.Call(uintptr(f), args...))) }
 
 // ErrNoDriver says that there is no Vulkan loader, or no driver behind it.
 var ErrNoDriver = errors.New("no Vulkan driver")

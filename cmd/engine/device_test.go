@@ -14,10 +14,9 @@ import (
 	"sluice/internal/pci"
 )
 
-// Where an expert lives never changes a token: with none, some and all experts
-// in a device's memory the text and every bit of the logits are those of the CPU, and
-// so they are where the device computes all the rest too.
-func TestSameBitsOnDevice(t *testing.T) {
+// needsVulkan skips a test where no Vulkan driver is.
+func needsVulkan(t *testing.T) {
+	t.Helper()
 	in, err := vulkan.Open(false)
 	if errors.Is(err, vulkan.ErrNoDriver) {
 		t.Skipf("needs a Vulkan driver: %v", err)
@@ -26,6 +25,13 @@ func TestSameBitsOnDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	in.Close()
+}
+
+// Where an expert lives never changes a token: with none, some and all experts
+// in a device's memory the text and every bit of the logits are those of the CPU, and
+// so they are where the device computes all the rest too.
+func TestSameBitsOnDevice(t *testing.T) {
+	needsVulkan(t)
 	for _, path := range []string{light(demo), qwen} {
 		e := open(t, Options{Path: path, Cap: 1})
 		prompt := heldout(t, e, 20)

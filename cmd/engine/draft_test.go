@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"sluice/backends"
-	"sluice/backends/vulkan"
 	"sluice/internal/quant"
 	"sluice/moe"
 	"sluice/speculative"
@@ -104,14 +102,7 @@ func TestDraftSameBits(t *testing.T) {
 
 // The same with experts in a device's memory, some and all of them.
 func TestDraftSameBitsOnDevice(t *testing.T) {
-	in, err := vulkan.Open(false)
-	if errors.Is(err, vulkan.ErrNoDriver) {
-		t.Skipf("needs a Vulkan driver: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	in.Close()
+	needsVulkan(t)
 	const tokens = 20
 	prompt := heldout(t, open(t, Options{Path: mtp(t), Cap: 1}), 24)
 	prompt = append(prompt, prompt[:16]...)

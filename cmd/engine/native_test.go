@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,7 +12,6 @@ import (
 	"sluice/backends"
 	native "sluice/backends/gpu"
 	"sluice/backends/gpu/fake"
-	"sluice/backends/vulkan"
 )
 
 // Experts that CUDA or HIP hold give the bits of the CPU, with none, some and all of
@@ -197,14 +195,7 @@ func TestFamiliesByDriver(t *testing.T) {
 
 // The same by Vulkan, whose launches go to the device many at a time.
 func TestFamiliesByVulkan(t *testing.T) {
-	in, err := vulkan.Open(false)
-	if errors.Is(err, vulkan.ErrNoDriver) {
-		t.Skipf("needs a Vulkan driver: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	in.Close()
+	needsVulkan(t)
 	familiesBy(t, "vulkan:0", 30)
 }
 

@@ -2,26 +2,15 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"regexp"
 	"strings"
 	"testing"
-
-	"sluice/backends/vulkan"
 )
 
 // --gpu-dense by Vulkan: what it takes is in the plan, the text is that of the CPU, and
 // auto leaves a software device alone, in words.
 func TestGPUDense(t *testing.T) {
-	in, err := vulkan.Open(false)
-	if errors.Is(err, vulkan.ErrNoDriver) {
-		t.Skipf("needs a Vulkan driver: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	software := in.Devices()[0].Software()
-	in.Close()
+	software := onSoftware(t)
 
 	model := []string{tinyQwen3, "--ctx", "64", "--devices", "vulkan:0", "--vram", "8"}
 	plan := func(args ...string) (vram map[string]int64, r result) {

@@ -10,13 +10,10 @@ import (
 	"sluice/backends/vulkan"
 )
 
-// Where the host sees a window of 256 MiB alone, --require-rebar refuses with exit 3,
-// in words; without it they are a warning, experts go to the device's own memory
-// through staging, and the text stays.
-func TestReBAR(t *testing.T) {
-	if _, err := exec.LookPath("gcc"); err != nil {
-		t.Skip("needs gcc, which compiles a loader of Vulkan")
-	}
+// onSoftware says whether the first Vulkan device is a software device, and skips a test
+// where no Vulkan driver is.
+func onSoftware(t *testing.T) bool {
+	t.Helper()
 	in, err := vulkan.Open(false)
 	if errors.Is(err, vulkan.ErrNoDriver) {
 		t.Skipf("needs a Vulkan driver: %v", err)
@@ -24,8 +21,18 @@ func TestReBAR(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	software := in.Devices()[0].Software()
-	in.Close()
+	defer in.Close()
+	return in.Devices()[0].Software()
+}
+
+// Where the host sees a window of 256 MiB alone, --require-rebar refuses with exit 3,
+// in words; without it they are a warning, experts go to the device's own memory
+// through staging, and the text stays.
+func TestReBAR(t *testing.T) {
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("needs gcc, which compiles a loader of Vulkan")
+	}
+	software := onSoftware(t)
 	if !software {
 		t.Skip("needs a software device as the first: the window is a fake, in front of memory of one type")
 	}
